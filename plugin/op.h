@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operator's contract in C++: names, inputs, outputs, attributes, limits. Nothing else.
+// docs/op.md is its definition in words and exporter/flash_export/op.py its twin; tests/contract/ compares the three.
+#pragma once
+#include <cstdint>
+
+namespace flash_export {
+
+constexpr char const* kNamespace = "flash_export";  // ONNX domain and plugin namespace
+constexpr char const* kVersion = "1";               // plugin version; ONNX since_version 1
+
+// One row an operator name: X(name, inputs, outputs). Arity is fixed, an input is never omitted.
+// FlashAttention:       query, key, value -> output
+// FlashAttentionEx:     query, key, value, bias, kv_lengths, sinks -> output, lse
+// FlashAttentionPacked: qkv -> output
+#define FLASH_ATTENTION_OPERATORS(X) \
+  X(FlashAttention, 3, 1)            \
+  X(FlashAttentionEx, 6, 2)          \
+  X(FlashAttentionPacked, 1, 1)
+
+// One row an INT attribute: X(name, smallest, largest). Every operator carries all of them, always written out.
+#define FLASH_ATTENTION_INT_ATTRIBUTES(X)                                                                    \
+  X(layout, 0, 1)                  /* 0: [B, S, H*D]; 1: [B, H, S, D]; of query, key, value, output */      \
+  X(q_num_heads, 1, 65535)         /* a multiple of kv_num_heads */                                         \
+  X(kv_num_heads, 1, 65535)        /* GQA and MQA without expanding key and value */                        \
+  X(causal, 0, 1)                                                                                           \
+  X(diagonal, 0, 1)                /* 0: top-left; 1: bottom-right; used by causal and windows */           \
+  X(window_left, -1, 2147483647)   /* keys visible before the diagonal; -1 off */                           \
+  X(window_right, -1, 2147483647)  /* keys visible after the diagonal; -1 off */                            \
+  X(has_bias, 0, 1)                /* FlashAttentionEx only: 0 when bias is the neutral constant, never read */ \
+  X(has_kv_lengths, 0, 1)          /* FlashAttentionEx only */                                              \
+  X(has_sinks, 0, 1)               /* FlashAttentionEx only */
+
+// One row a FLOAT attribute: X(name, smallest, largest); always finite.
+#define FLASH_ATTENTION_FLOAT_ATTRIBUTES(X)                                \
+  X(scale, -1e30f, 1e30f)   /* a multiplier of Q.K^T */                    \
+  X(softcap, 0.0f, 1e30f)   /* 0 off; cap * tanh(score / cap), before bias and mask */
+
+}  // namespace flash_export
