@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random inputs for a whole ONNX model that respect what each input is for.
+
+Integers stay below the size of the table they index, masks are realistic padding, floats are standard normal.
+The same path, sizes, seed and kind always give the same numbers.
+"""
+
+from __future__ import annotations
+
+import ast
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from flash_export.errors import UsageError
+from flash_export.input_roles import Role, fed_inputs, read_roles
+
+Padding = Literal["mixed", "full", "right", "left", "holes"]
+PADDINGS: tuple[Padding, ...] = ("mixed", "full", "right", "left", "holes")
+
+_BATCH_SIZES = (2, 1, 3)
+_LENGTHS = ((67, 41, 53, 37), (1, 19, 5, 11), (131, 97, 29, 71))
+"""Sizes of the 1st, 2nd, ... dim that is no batch, in three settings: odd, unequal, past one tile, 1 among them."""
+
+
+def draw_inputs(
+    model: Path | ir.Model, sizes: Mapping[str, int], seed: int = 0, kind: Padding = "mixed", *, spread: float = 1.0
+) -> dict[str, np.ndarray]:
+    """One value for every graph input that has to be fed, in the input's dtype.
+
+    Args:
+        model: an ONNX file, or the same loaded.
+        sizes: dynamic dim -> size; names as ``dynamic_dims`` gives them.
+        seed: what the numbers depend on, besides names and shapes.
+        kind: how masks are filled. ``mixed``: the first row is all ones, then right padding, left padding and
+            holes take turns; every row keeps at least one 1.
+        spread: standard deviation of floats.
+
+    Raises:
+        UsageError: an input is no tensor of numbers, or a dim has no size.
+    """
+    model = ir.load(model) if isinstance(model, Path) else model
+    roles = read_roles(model)
+    drawn = {}
+    for name, value in fed_inputs(model).items():
+        shape = concrete_shape(value, sizes)
+        rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        drawn[name] = _draw(rng, value, shape, roles[name], kind, spread, seed)
+    return drawn
+
+
+def _draw(
+    rng: np.random.Generator,
+    value: ir.Value,
+    shape: tuple[int, ...],
+    role: Role,
+    kind: Padding,
+    spread: float,
+    seed: int,
+) -> np.ndarray:
+    dtype = value.dtype
+    if dtype is None or dtype == ir.DataType.STRING or not isinstance(value.type, ir.TensorType):
+        raise UsageError(
+            "cannot draw random numbers for a graph input",
+            where=f"input {value.name}",
+            got=f"type {value.type}",
+            need="a tensor of numbers",
+            do="give the inputs with --values FILE.npz, or leave the check out with --no-check",
+        )
+    numpy_dtype = dtype.numpy()
+    if role.kind == "mask":
+        return draw_mask(rng, shape, kind, turn=seed).astype(numpy_dtype)
+    if role.kind == "size":
+        return np.ones(shape, numpy_dtype)
+    if role.kind == "index":
+        return rng.integers(0, role.limit or 1, shape).astype(numpy_dtype)
+    if dtype.is_integer():
+        high = min(256, np.iinfo(numpy_dtype).max + 1)
+        return rng.integers(0, high, shape).astype(numpy_dtype)
+    return (spread * rng.standard_normal(shape)).astype(numpy_dtype)
+
+
+def draw_mask(
+    rng: np.random.Generator, shape: tuple[int, ...], kind: Padding = "mixed", *, turn: int = 0
+) -> np.ndarray:
+    """A mask of 0 and 1 (bool) of ``shape``: the last axis is the keys, 1 means visible.
+
+    The padding of one row of the first axis is the same in all of its other axes, except for ``holes``. No row
+    is all 0 (unless it is empty).
+    """
+    mask = np.ones(shape, bool)
+    if not mask.size or not shape:
+        return mask
+    keys = shape[-1]
+    rows = mask.reshape(shape[0] if len(shape) > 1 else 1, -1, keys)
+    turns: tuple[Padding, ...] = ("right", "left", "holes")
+    for i, row in enumerate(rows):
+        style = kind if kind != "mixed" else ("full" if i == 0 else turns[(i - 1 + turn) % len(turns)])
+        kept = int(rng.integers(1, keys + 1))
+        if style == "right":
+            row[:, kept:] = False
+        elif style == "left":
+            row[:, : keys - kept] = False
+        elif style == "holes":
+            row &= rng.random(row.shape) > 0.25
+            row[np.arange(row.shape[0]), rng.integers(0, keys, row.shape[0])] = True
+    return mask
+
+
+def dynamic_dims(model: ir.Model) -> dict[str, bool]:
+    """Every dynamic dim that the inputs of ``model`` name -> whether it is a batch (only ever a first axis).
+
+    A dim without a name is called ``INPUT.AXIS``; a sum such as ``past + seq`` counts as its parts.
+    """
+    found: dict[str, bool] = {}
+    for value in fed_inputs(model).values():
+        for axis, name in _named_dims(value):
+            for part in _names_in(name):
+                found[part] = found.get(part, True) and axis == 0
+    return found
+
+
+def concrete_shape(value: ir.Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape of a graph input once every dynamic dim has its size from ``sizes``.
+
+    Raises:
+        UsageError: a dim has no size, or the input's rank is unknown.
+    """
+    if value.shape is None:
+        raise UsageError(
+            "the rank of a graph input is unknown",
+            where=f"input {value.name}",
+            got="no shape",
+            need="a shape; its dims may be dynamic",
+            do="export the model with shapes, or give the inputs with --values FILE.npz",
+        )
+    shape = [d if isinstance(d, int) else 0 for d in value.shape]
+    for axis, name in _named_dims(value):
+        try:
+            shape[axis] = sizes[name] if name in sizes else _evaluate(name, sizes)
+        except KeyError as missing:
+            raise UsageError(
+                "a dynamic dim has no size",
+                where=f"input {value.name}, axis {axis}",
+                got=f"dim {name}, sizes {dict(sizes)}",
+                need=f"a size for {missing.args[0]}",
+                do="name every dynamic dim in the sizes",
+            ) from None
+    return tuple(shape)
+
+
+def sizes_to_try(model: ir.Model, ranges: Mapping[str, tuple[int, int]]) -> list[dict[str, int]]:
+    """Three settings of the dynamic dims, odd on purpose and inside ``ranges`` (both ends allowed).
+
+    Lengths differ from each other, so that a swapped query and key axis shows; one setting is past 128, where a
+    tile of any kernel ends, and one has the smallest length. A model without dynamic dims has one setting, ``{}``.
+    """
+    dims = dynamic_dims(model)
+    if not dims:
+        return [{}]
+    lengths = [name for name, is_batch in dims.items() if not is_batch]
+    settings = []
+    for turn, batch in enumerate(_BATCH_SIZES):
+        wanted = dict.fromkeys(dims, batch)
+        for i, name in enumerate(lengths):
+            wanted[name] = _LENGTHS[turn][i % len(_LENGTHS[turn])] + 2 * (i // len(_LENGTHS[turn]))
+        settings.append({name: _clamp(size, ranges.get(name)) for name, size in wanted.items()})
+    return [s for i, s in enumerate(settings) if s not in settings[:i]]
+
+
+def _clamp(size: int, allowed: tuple[int, int] | None) -> int:
+    return size if allowed is None else max(allowed[0], min(size, allowed[1]))
+
+
+def _named_dims(value: ir.Value) -> Iterable[tuple[int, str]]:
+    for axis, dim in enumerate(value.shape or ()):
+        if not isinstance(dim, int):
+            yield axis, dim.value or f"{value.name}.{axis}"
+
+
+def _names_in(dim: str) -> list[str]:
+    """The names in a dim such as ``past + seq``; the dim itself where it is no such expression."""
+    try:
+        tree = ast.parse(dim, mode="eval")
+    except SyntaxError:
+        return [dim]
+    known = (ast.Expression, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Constant, ast.Name, ast.Load)
+    if not all(isinstance(node, known) for node in ast.walk(tree)):
+        return [dim]
+    return [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)] or [dim]
+
+
+def _evaluate(dim: str, sizes: Mapping[str, int]) -> int:
+    """The size of ``past + seq``; a KeyError names what is missing."""
+    if _names_in(dim) == [dim]:
+        return sizes[dim]
+
+    def size(node: ast.expr) -> int:
+        if isinstance(node, ast.Name):
+            return sizes[node.id]
+        if isinstance(node, ast.Constant) and isinstance(node.value, int):
+            return node.value
+        if isinstance(node, ast.BinOp):
+            left, right = size(node.left), size(node.right)
+            if isinstance(node.op, ast.Add):
+                return left + right
+            if isinstance(node.op, ast.Sub):
+                return left - right
+            return left * right if isinstance(node.op, ast.Mult) else left // right
+        raise KeyError(dim)
+
+    return size(ast.parse(dim, mode="eval").body)

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+from flash_export.draw import PADDINGS, draw_inputs, draw_mask, dynamic_dims, sizes_to_try
+from flash_export.errors import UsageError
+from flash_export.input_roles import read_roles
+
+HEAD = '<ir_version: 9, opset_import: ["": 18]>'
+
+
+def model(text: str) -> ir.Model:
+    return ir.from_proto(onnx.parser.parse_model(HEAD + text))
+
+
+BERT_LIKE = model(
+    """
+    g (int64[b,s] ids, int64[b,s] types, int64[b,s] attention, float[b,s,4] x) => (float[b,s,4] y)
+    <float[11,4] words, float[2,4] kinds, float one = {1.0}, float big = {-10000.0}>
+    {
+      e = Gather(words, ids)
+      t32 = Cast<to = 6>(types)
+      t = Gather(kinds, t32)
+      m = Cast<to = 1>(attention)
+      inverted = Sub(one, m)
+      bias = Mul(inverted, big)
+      axis = Constant<value_ints = [2]>()
+      bias3 = Unsqueeze(bias, axis)
+      et = Add(e, t)
+      ex = Add(et, x)
+      y = Add(ex, bias3)
+    }"""
+)
+
+
+def test_roles_are_read_from_where_an_input_flows_and_not_from_its_name() -> None:
+    roles = read_roles(BERT_LIKE)
+    assert (roles["ids"].kind, roles["ids"].limit) == ("index", 11)
+    assert (roles["types"].kind, roles["types"].limit) == ("index", 2)
+    assert roles["attention"].kind == "mask"
+    assert roles["x"].kind == "number"
+
+
+def test_indices_stay_below_their_table_and_reach_its_last_row() -> None:
+    drawn = draw_inputs(BERT_LIKE, {"b": 5, "s": 301})
+    assert drawn["ids"].dtype == np.int64
+    assert (drawn["ids"].min(), drawn["ids"].max()) == (0, 10)
+    assert (drawn["types"].min(), drawn["types"].max()) == (0, 1)
+
+
+def test_an_offset_before_the_table_lowers_the_limit() -> None:
+    shifted = model(
+        """
+        g (int64[b,s] positions) => (float[b,s,4] y) <float[11,4] table, int64 two = {2}>
+        { p = Add(positions, two)  y = Gather(table, p) }"""
+    )
+    assert read_roles(shifted)["positions"].limit == 9
+
+
+def test_the_smallest_of_several_tables_counts() -> None:
+    two = model(
+        """
+        g (int64[b] i) => (float[b,4] y, float[b,4] z) <float[11,4] wide, float[7,4] narrow>
+        { y = Gather(wide, i)  z = Gather(narrow, i) }"""
+    )
+    assert read_roles(two)["i"].limit == 7
+
+
+def test_token_ids_that_are_also_compared_with_the_padding_id_stay_indices() -> None:
+    both = model(
+        """
+        g (int64[b,s] ids) => (float[b,s,4] y, bool[b,s] m) <float[11,4] words, int64 pad = {0}>
+        { y = Gather(words, ids)  m = Equal(ids, pad) }"""
+    )
+    assert read_roles(both)["ids"].kind == "index"
+
+
+def test_tables_inside_local_functions_are_found() -> None:
+    text = """
+    g (int64[b,s] ids) => (float[b,s,4] y) <float[11,4] words> { y = custom.Embed(words, ids) }
+    <domain: "custom", opset_import: ["": 18]> Embed (w, i) => (o) { o = Gather(w, i) }"""
+    local = ir.from_proto(onnx.parser.parse_model('<ir_version: 9, opset_import: ["": 18, "custom": 1]>' + text))
+    assert read_roles(local)["ids"].limit == 11
+
+
+def test_a_float_that_is_summed_is_no_mask_and_one_minus_a_float_is() -> None:
+    floats = model(
+        """
+        g (float[b,s] x, float[b,s] keep) => (float[b,s] y, float s0) <float one = {1.0}>
+        { s0 = ReduceSum<keepdims = 0>(x)  y = Sub(one, keep) }"""
+    )
+    roles = read_roles(floats)
+    assert (roles["x"].kind, roles["keep"].kind) == ("number", "mask")
+    assert set(np.unique(draw_inputs(floats, {"b": 4, "s": 33})["keep"])) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("kind", PADDINGS)
+@pytest.mark.parametrize("shape", [(4, 37), (4, 1, 1, 37), (4, 1, 5, 37), (3, 37, 37), (1, 1), (37,)])
+def test_no_row_of_a_mask_is_empty_and_its_kind_is_what_was_asked(kind: str, shape: tuple[int, ...]) -> None:
+    mask = draw_mask(np.random.default_rng(3), shape, kind)
+    assert mask.any(axis=-1).all()
+    keys = np.diff(mask.astype(int), axis=-1)
+    if kind == "full":
+        assert mask.all()
+    if kind == "right":
+        assert (keys <= 0).all()
+    if kind == "left":
+        assert (keys >= 0).all()
+    if kind == "mixed" and len(shape) > 1:
+        assert mask[0].all()
+    if kind == "holes" and shape[-1] > 1:
+        assert not mask.all()
+
+
+def test_an_empty_mask_stays_empty() -> None:
+    assert draw_mask(np.random.default_rng(0), (2, 0)).shape == (2, 0)
+
+
+def test_mixed_padding_shows_right_left_and_holes_in_one_batch() -> None:
+    mask = draw_mask(np.random.default_rng(11), (4, 61))
+    steps = np.diff(mask.astype(int), axis=-1)
+    assert mask[0].all()
+    assert (steps[1] <= 0).all()
+    assert (steps[2] >= 0).all()
+    assert (steps[3] > 0).any()
+    assert (steps[3] < 0).any()
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_one_others() -> None:
+    first, again, other = (draw_inputs(BERT_LIKE, {"b": 2, "s": 9}, seed) for seed in (5, 5, 6))
+    assert all(np.array_equal(first[n], again[n]) for n in first)
+    assert not np.array_equal(first["x"], other["x"])
+
+
+def test_dims_are_named_batches_told_from_lengths_and_sums_taken_apart() -> None:
+    dims = model(
+        """
+        g (float[b,past,4] cache, float[b,new,4] x, bool[b,1,new,"past + new"] m, float[?,3] loose)
+        => (float[b,new,4] y) { y = Identity(x) }"""
+    )
+    assert dynamic_dims(dims) == {"b": True, "past": False, "new": False, "loose.0": True}
+    drawn = draw_inputs(dims, {"b": 2, "past": 5, "new": 3, "loose.0": 7})
+    assert drawn["m"].shape == (2, 1, 3, 8)
+    assert drawn["loose"].shape == (7, 3)
+
+
+def test_settings_are_odd_unequal_past_a_tile_and_inside_their_ranges() -> None:
+    dims = model("g (float[b,q,4] x, float[b,k,4] y) => (float[b,q,4] z) { z = Identity(x) }")
+    settings = sizes_to_try(dims, {"k": (2, 100)})
+    assert len(settings) == 3
+    assert all(s["q"] % 2 and s["q"] != s["k"] for s in settings)
+    assert any(s["q"] == 1 for s in settings)
+    assert any(s["q"] > 128 for s in settings)
+    assert all(2 <= s["k"] <= 100 for s in settings)
+    assert len({s["b"] for s in settings}) == 3
+
+
+def test_a_static_model_has_one_setting() -> None:
+    assert sizes_to_try(model("g (float[2,3] x) => (float[2,3] y) { y = Identity(x) }"), {}) == [{}]
+
+
+def test_a_missing_size_names_the_input_the_axis_and_the_dim() -> None:
+    with pytest.raises(UsageError, match=r"(?s)input ids, axis 1.*size for s"):
+        draw_inputs(BERT_LIKE, {"b": 2})
+
+
+def test_inputs_with_a_default_value_are_left_alone() -> None:
+    defaulted = model("g (float[2] x, float[2] w = {1, 2}) => (float[2] y) { y = Add(x, w) }")
+    assert set(draw_inputs(defaulted, {})) == {"x"}
+
+
+def test_half_precision_bytes_and_truths_come_in_their_own_dtype() -> None:
+    kinds = model(
+        """
+        g (bfloat16[3] a, float16[3] h, uint8[300] u, bool[3] t) => (bfloat16[3] y) { y = Identity(a) }"""
+    )
+    drawn = draw_inputs(kinds, {})
+    assert drawn["a"].dtype == ml_dtypes.bfloat16
+    assert drawn["h"].dtype == np.float16
+    assert drawn["t"].dtype == np.bool_
+    assert drawn["u"].max() > 200
+
+
+def test_a_text_input_is_refused_with_the_way_out() -> None:
+    with pytest.raises(UsageError, match="--values"):
+        draw_inputs(model("g (string[3] s) => (string[3] y) { y = Identity(s) }"), {})
+
+
+def test_a_path_is_read(tmp_path: Path) -> None:
+    ir.save(BERT_LIKE, tmp_path / "m.onnx")
+    assert draw_inputs(tmp_path / "m.onnx", {"b": 1, "s": 3})["x"].shape == (1, 3, 4)
