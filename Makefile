@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+# make demo   the main job on a real model      make test   all tests      make lint   format, types, style
+# The first of them makes .venv and builds the native parts; later ones only rebuild what changed.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# A release of its own, first: without it a dependency would pull in whichever torch is newest.
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+NATIVE := build/native
+NATIVE_SOURCES := CMakeLists.txt $(shell find cmake plugin tests/plugin -name '*.py' -prune -o -type f -print 2>/dev/null)
+PYTHON_SOURCES := exporter python tests samples scripts
+
+.PHONY: all demo test test-native test-python lint format clean
+all: demo
+
+demo: $(INSTALLED)
+	$(BIN)/python samples/01_sentence_encoder/sentence_encoder.py --out build/demo
+
+test: test-native test-python
+
+test-native: $(INSTALLED)
+	$(BIN)/ctest --test-dir $(NATIVE) --output-on-failure -j 2
+
+test-python: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check $(PYTHON_SOURCES)
+	$(BIN)/ruff format --check $(PYTHON_SOURCES)
+	$(BIN)/mypy
+	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix $(PYTHON_SOURCES)
+	$(BIN)/ruff format $(PYTHON_SOURCES)
+	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(BIN)/clang-format -i
+
+$(BIN)/pip:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --upgrade pip
+
+$(VENV)/.tools: pyproject.toml | $(BIN)/pip
+	$(BIN)/pip install '$(TORCH)'
+	$(BIN)/pip install 'scikit-build-core>=1.1,<2' 'cmake>=3.25,<4' 'ninja>=1.11,<2'
+	touch $@
+
+$(INSTALLED): $(VENV)/.tools $(NATIVE_SOURCES)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip install --no-build-isolation -C cmake.define.FLASH_EXPORT_TESTS=ON \
+	  -e '.[torch,rtx,dev]'
+	touch $@
+
+clean:
+	rm -rf build $(VENV)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The outer edge of both commands: every way a command can end becomes its exit code and a readable message."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+import typer
+
+from flash_export import __version__
+from flash_export.errors import EXIT_INTERNAL, EXIT_MISSING, EXIT_OK, UserError
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+def run(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:
+    """Runs ``app`` and returns the exit code of design section "Exit codes"; messages go to stderr.
+
+    Args:
+        app: the command.
+        arguments: what follows the command's name; None reads ``sys.argv``.
+    """
+    name = typer.main.get_command(app).name or "flash-export"
+    try:
+        code = app(args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
+        return code if isinstance(code, int) else EXIT_OK
+    except UserError as error:
+        _say(f"error: {error}")
+        return error.exit_code
+    except click.ClickException as error:
+        error.show(file=sys.stderr)
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        _say("interrupted; nothing was written")
+        return _INTERRUPTED
+    except MemoryError:
+        _say("error: this machine ran out of memory; nothing was written")
+        return EXIT_MISSING
+    except BrokenPipeError:
+        # Whoever read our output has left (`| head`); what is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    except Exception:
+        _say(traceback.format_exc())
+        _say("internal error: this is our bug; please report it with the lines above and these:")
+        _say(f"  flash-export {__version__}, Python {platform.python_version()}, {platform.platform()}")
+        return EXIT_INTERNAL
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

