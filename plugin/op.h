@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operator's contract in C++: names, inputs, outputs, attributes, limits. Nothing else.
-// docs/op.md is its definition in words and exporter/flash_export/op.py its twin; tests/contract/ compares the three.
+// docs/op.md is its definition in words, exporter/flash_export/op.py its twin; tests/contract/ compares them.
 #pragma once
 #include <cstdint>
 
@@ -18,7 +18,8 @@ constexpr char const* kVersion = "1";               // plugin version; ONNX sinc
   X(FlashAttentionEx, 6, 2)          \
   X(FlashAttentionPacked, 1, 1)
 
-// One row an INT attribute: X(name, smallest, largest). Every operator carries all of them, always written out.
+// clang-format off
+// One row an INT attribute: X(name, smallest, largest). Every operator carries all of them, always written.
 #define FLASH_ATTENTION_INT_ATTRIBUTES(X)                                                                    \
   X(layout, 0, 1)                  /* 0: [B, S, H*D]; 1: [B, H, S, D]; of query, key, value, output */      \
   X(q_num_heads, 1, 65535)         /* a multiple of kv_num_heads */                                         \
@@ -35,5 +36,6 @@ constexpr char const* kVersion = "1";               // plugin version; ONNX sinc
 #define FLASH_ATTENTION_FLOAT_ATTRIBUTES(X)                                \
   X(scale, -1e30f, 1e30f)   /* a multiplier of Q.K^T */                    \
   X(softcap, 0.0f, 1e30f)   /* 0 off; cap * tanh(score / cap), before bias and mask */
+// clang-format on
 
 }  // namespace flash_export
