@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A module becomes an ExportedProgram with dynamic dimensions, or the user hears why it cannot."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch.utils import _pytree as pytree
+
+from flash_export.errors import UnsupportedModel, UsageError
+from flash_export.load import Argument, Loaded
+
+MAX_DIM = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """How the model is called in eager PyTorch: ``tensors`` are the leaves of its arguments that are tensors."""
+
+    function: Callable[..., Any]
+    leaves: list[Any]
+    spec: Any
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+
+    def run(self, tensors: list[torch.Tensor]) -> Any:
+        """Calls the model with ``tensors`` in the place of the example's.
+
+        Raises:
+            UsageError: forward itself fails, for example because ``--input`` gives it a wrong shape.
+        """
+        left = iter(tensors)
+        leaves = [next(left) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        try:
+            with torch.no_grad(), _plain_attention():
+                return self.function(*args, **kwargs)
+        except Exception as error:  # the user's own forward may raise anything
+            raise UsageError(
+                "the model fails on the inputs described",
+                where="forward() in eager PyTorch",
+                got=f"{type(error).__name__}: {str(error)[:300]}; inputs {[list(t.shape) for t in tensors]}",
+                need="inputs that forward accepts",
+                do="check names, types and sizes of --input",
+            ) from error
+
+    def reference(self, names: list[str]) -> Callable[[dict[str, np.ndarray]], list[np.ndarray]]:
+        """Eager PyTorch as a function of NumPy inputs by graph input name; outputs in the graph's order."""
+
+        def run(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+            outputs = self.run([from_numpy(inputs[name]) for name in names])
+            return [to_numpy(tensor) for tensor in tensors_in(outputs)]
+
+        return run
+
+
+def call_of(loaded: Loaded) -> Call:
+    """The call of a loaded source, on its example inputs."""
+    if loaded.program is not None:
+        if loaded.program.example_inputs is None:
+            raise UsageError(
+                "the ExportedProgram has no example inputs",
+                where=str(loaded.path),
+                got="a program saved without them",
+                need="the example inputs it was exported with",
+                do="save it again with torch.export.save, which keeps them",
+            )
+        args, kwargs = loaded.program.example_inputs
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        return Call(loaded.program.module(check_guards=False), leaves, spec)
+    assert loaded.module is not None  # every source is a program or a module; ONNX does not come here
+    leaves, spec = pytree.tree_flatten(((), {argument.name: argument.tensor for argument in loaded.arguments}))
+    return Call(loaded.module, leaves, spec)
+
+
+def capture(loaded: Loaded, call: Call) -> tuple[torch.export.ExportedProgram, dict[str, tuple[int, int]], list[str]]:
+    """The program, the ranges of the named dimensions as the model narrows them, and notes on that.
+
+    A range the user did not give is taken from the model (a table of 512 positions ends a length at 512).
+
+    Raises:
+        UnsupportedModel: control flow that depends on data, a dynamic dimension that the model bakes in.
+    """
+    if loaded.program is not None:
+        return loaded.program, {}, []
+    assert loaded.module is not None
+    ranges = {dim.name: (dim.low or 1, dim.high) for a in loaded.arguments for dim in a.dims.values()}
+    fixed = {dim.name for a in loaded.arguments for dim in a.dims.values() if dim.high is not None}
+    notes: list[str] = []
+    for _ in range(3):
+        try:
+            program = _export(loaded.module, loaded.arguments, ranges)
+        except torch._dynamo.exc.UserError as error:
+            narrowed = _narrowed(str(error), ranges)
+            if narrowed is None:
+                raise _uncapturable(error, ranges) from error
+            notes += [
+                f"{n}: {_range(ranges[n])} narrowed to {_range(r)} by the model"
+                for n, r in narrowed.items()
+                if n in fixed
+            ]
+            ranges |= narrowed
+        except Exception as error:  # torch.export raises many types; each is a model it cannot capture
+            raise _uncapturable(error, ranges) from error
+        else:
+            return program, {name: (low, high or MAX_DIM) for name, (low, high) in ranges.items()}, notes
+    raise _uncapturable(RuntimeError("the ranges of the dynamic dimensions do not settle"), ranges)
+
+
+def _export(
+    module: torch.nn.Module, arguments: tuple[Argument, ...], ranges: dict[str, tuple[int, int | None]]
+) -> torch.export.ExportedProgram:
+    dims = {name: torch.export.Dim(name, min=low, max=high) for name, (low, high) in ranges.items()}
+    shapes = {a.name: {axis: dims[dim.name] for axis, dim in a.dims.items()} for a in arguments}
+    tensors = {a.name: a.tensor for a in arguments}
+    with torch.no_grad(), _plain_attention():
+        return torch.export.export(module, (), tensors, dynamic_shapes=shapes, strict=False)
+
+
+@contextlib.contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Without nn.MultiheadAttention's fused fast path, which has no ONNX form and other rounding."""
+    previous = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(previous)
+
+
+_SUGGESTED = re.compile(r"^\s*(\w+) = Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)\s*$", re.MULTILINE)
+_BAKED = re.compile(r"^\s*(\w+) = (.+?)\s*$", re.MULTILINE)
+
+
+def _narrowed(message: str, ranges: dict[str, tuple[int, int | None]]) -> dict[str, tuple[int, int | None]] | None:
+    """The ranges that PyTorch suggests, where all it asks for is narrower ranges; else None."""
+    _, found, suggestions = message.partition("Suggested fixes:")
+    suggestions = suggestions.split("\n\n")[0]
+    matches = list(_SUGGESTED.finditer(suggestions))
+    if not found or len(matches) != len(_BAKED.findall(suggestions)):
+        return None
+    narrowed = {}
+    for name, low, high in (match.groups() for match in matches):
+        if name not in ranges:
+            return None
+        old_low, old_high = ranges[name]
+        new_high = int(high) if high else old_high
+        narrowed[name] = (
+            max(old_low, int(low or 1)),
+            new_high if old_high is None or new_high is None else min(old_high, new_high),
+        )
+    return narrowed if any(ranges[name] != r for name, r in narrowed.items()) else None
+
+
+def _range(limits: tuple[int, int | None]) -> str:
+    return f"{limits[0]}..{'' if limits[1] is None else limits[1]}"
+
+
+def _uncapturable(error: Exception, ranges: dict[str, tuple[int, int | None]]) -> UnsupportedModel:
+    """PyTorch's reason in the user's terms: which dimension is baked in, or where data decides."""
+    text = str(error)
+    suggestions = text.partition("Suggested fixes:")[2].split("\n\n")[0]
+    baked = [(name, value) for name, value in _BAKED.findall(suggestions) if name in ranges]
+    if baked:
+        name, value = baked[0]
+        return UnsupportedModel(
+            f"the dimension {name} cannot be dynamic in this model",
+            where="torch.export",
+            got=f"forward only works for {name} = {value}",
+            need=f"a forward that works for every {name} in {_range(ranges[name])}",
+            do=f"give a number in the place of {name} in --input, or take len/shape at run time in forward",
+        )
+    if "data-dependent" in text or "DataDependent" in type(error).__name__ or ".item()" in text:
+        return UnsupportedModel(
+            "forward decides by the values of a tensor, which a graph cannot follow",
+            where=_user_frame(text),
+            got=text.strip().splitlines()[0][:300],
+            need="control flow and sizes that depend on shapes only",
+            do="use torch.where or torch.cond there, or take that part out of the exported model",
+        )
+    return UnsupportedModel(
+        "PyTorch cannot export this model",
+        where=_user_frame(text),
+        got=f"{type(error).__name__}: {text.strip().splitlines()[0][:300] if text.strip() else 'no message'}",
+        need="a module that torch.export.export captures",
+        do="try torch.export.draft_export on it, which names each place; or give an ONNX file",
+    )
+
+
+def _user_frame(text: str) -> str:
+    frames = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
+    own = [frame for frame in frames if "site-packages" not in frame[0]]
+    return "{}:{} in {}".format(*own[-1]) if own else "torch.export"
+
+
+def dims_of(
+    loaded: Loaded, model: ir.Model, ranges: dict[str, tuple[int, int]]
+) -> dict[tuple[int, int], tuple[str, int, int]]:
+    """(graph input, axis) -> (name, smallest, largest) of every dynamic dimension.
+
+    The names are the user's; those of an ExportedProgram, which keeps none, are ``INPUT_dimAXIS``.
+
+    Raises:
+        UnsupportedModel: a dimension that was to be dynamic is a number in the graph.
+    """
+    found: dict[tuple[int, int], tuple[str, int, int]] = {}
+    if loaded.program is None:
+        for index, argument in enumerate(loaded.arguments):
+            for axis, dim in argument.dims.items():
+                _check_dynamic(model.graph.inputs[index], axis, dim.name)
+                found[index, axis] = (dim.name, *ranges[dim.name])
+        return found
+    limits = {str(symbol): bounds for symbol, bounds in loaded.program.range_constraints.items()}
+    names: dict[str, str] = {}
+    for index, value in enumerate(model.graph.inputs):
+        for axis, size in enumerate(value.shape or ()):
+            if isinstance(size, ir.SymbolicDim) and size.value:
+                name = names.setdefault(size.value, f"{value.name}_dim{axis}")
+                found[index, axis] = (name, *_limits(limits.get(size.value)))
+    return found
+
+
+def _limits(bounds: Any) -> tuple[int, int]:
+    if bounds is None:
+        return 1, MAX_DIM
+    low, high = (int(b) if b.is_Integer else None for b in (bounds.lower, bounds.upper))
+    return max(low or 1, 1), min(high or MAX_DIM, MAX_DIM)
+
+
+def _check_dynamic(value: ir.Value, axis: int, name: str) -> None:
+    size = value.shape[axis] if value.shape is not None else None
+    if not isinstance(size, ir.SymbolicDim):
+        raise UnsupportedModel(
+            f"the dimension {name} became a fixed number in the export",
+            where=f"input {value.name}, axis {axis}",
+            got=str(size),
+            need="a dynamic dimension",
+            do=f"give a number in the place of {name} in --input, or take len/shape at run time in forward",
+        )
+
+
+def tensors_in(outputs: Any) -> list[torch.Tensor]:
+    """The tensors that the model returned, in the order of the graph's outputs."""
+    return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+
+
+def output_names(outputs: Any) -> list[str]:
+    """A name for each tensor: its key in a dict or dataclass, else ``output`` or ``output_INDEX``."""
+    paths = [path for path, leaf in pytree.tree_flatten_with_path(outputs)[0] if isinstance(leaf, torch.Tensor)]
+    if len(paths) == 1 and not _keys(paths[0]):
+        return ["output"]
+    return ["_".join(["output", *keys] if keys[:1] and keys[0].isdigit() else keys) for keys in map(_keys, paths)]
+
+
+def _keys(path: Any) -> list[str]:
+    keys = [str(next(getattr(k, a) for a in ("key", "idx", "name") if hasattr(k, a))) for k in path]
+    return [re.sub(r"\W", "_", key) for key in keys]
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor's values; bfloat16 as ml_dtypes has it, which NumPy lacks."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return np.asarray(tensor.view(torch.uint16).numpy()).view(ml_dtypes.bfloat16)
+    return np.asarray(tensor.numpy())
+
+
+def from_numpy(array: np.ndarray) -> torch.Tensor:
+    """The reverse of ``to_numpy``."""
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.uint16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())

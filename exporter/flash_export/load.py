@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 1: a file or folder becomes a module, a program or a verified ONNX file, and no code in it runs.
+
+What a source is, is told by its content and never by its suffix. Each kind has its file: ``load_onnx``, ``load_pt2``,
+``load_torch`` (state dicts and pickles) and ``load_huggingface``. docs/security.md says what is refused and why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from flash_export.errors import MissingHere, UnsafeInput, UnsupportedModel, UsageError
+from flash_export.options import Dim, Options
+
+if TYPE_CHECKING:
+    import torch
+
+SourceKind = Literal["onnx", "exported_program", "state_dict", "pickled_module", "hugging_face"]
+FileKind = Literal[
+    "onnx", "exported_program", "torch_zip", "torchscript", "torch_package", "legacy_pickle", "safetensors"
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Argument:
+    """One tensor that ``forward`` takes: its name, an example, and axis -> dynamic dimension."""
+
+    name: str
+    tensor: torch.Tensor
+    dims: dict[int, Dim]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Loaded:
+    """A source that is open. ``module`` (eval mode) with its ``arguments``, or ``program``, or neither for ONNX."""
+
+    path: Path
+    source_kind: SourceKind
+    module: torch.nn.Module | None = None
+    program: torch.export.ExportedProgram | None = None
+    arguments: tuple[Argument, ...] = ()
+
+
+def load(options: Options) -> Loaded:
+    """Opens ``options.source``, whatever it is.
+
+    Raises:
+        UsageError: no such file, unreadable, empty, of no kind we know, or flags that do not fit the kind.
+        UnsafeInput: opening it would run code that it carries.
+        UnsupportedModel: recognised, and not supported.
+        MissingHere: PyTorch or transformers is needed and not installed.
+    """
+    path = options.source
+    if path.is_dir():
+        from flash_export.load_huggingface import load_folder
+
+        return load_folder(options)
+    kind = file_kind(path)
+    if kind == "onnx":
+        from flash_export.load_onnx import verify
+
+        _refuse_flags(options, kind)
+        verify(path)
+        return Loaded(path, "onnx")
+    require_torch()
+    if kind == "exported_program":
+        from flash_export.load_pt2 import load_program
+
+        _refuse_flags(options, kind)
+        return Loaded(path, "exported_program", program=load_program(path))
+    from flash_export.load_torch import load_pickled_module, load_state_dict
+
+    if kind == "torchscript":
+        raise _torchscript(path, options)
+    if kind == "torch_package":
+        raise _torch_package(path)
+    if kind in ("torch_zip", "legacy_pickle") and options.model is None and options.trust_pickle:
+        return load_pickled_module(options)
+    return load_state_dict(options, kind)
+
+
+def file_kind(path: Path) -> FileKind:
+    """What the file is, by its first bytes and, for a zip, its members' names. Nothing of it is unpickled.
+
+    Raises:
+        UsageError: missing, unreadable, empty, a broken zip, or of no kind we know.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(4096)
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from None
+    if not head:
+        raise _unreadable(path, "an empty file")
+    if head.startswith(b"PK"):
+        return _zip_kind(path)
+    if _is_safetensors(head, path.stat().st_size):
+        return "safetensors"
+    if head.startswith(b"\x80") and head[1:2] in b"\x02\x03\x04\x05":
+        return "legacy_pickle"
+    if _is_onnx(head):
+        return "onnx"
+    shown = head[:24].decode("ascii", "replace")
+    raise _unreadable(path, f"a file that begins with {shown!r}, which is none of the kinds known")
+
+
+def _zip_kind(path: Path) -> FileKind:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = {name.partition("/")[2]: name for name in archive.namelist()}
+            top = set(archive.namelist())
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise _unreadable(path, f"a zip archive that is broken or cut short ({error})") from None
+    if "archive_format" in names or "serialized_exported_program.json" in top:
+        return "exported_program"
+    if ".data/extern_modules" in names or any(name.endswith(".data/extern_modules") for name in top):
+        return "torch_package"
+    if "constants.pkl" in names or any(name.startswith("code/") for name in names):
+        return "torchscript"
+    if "data.pkl" in names:
+        return "torch_zip"
+    raise _unreadable(path, f"a zip archive with {len(top)} members and no model among them")
+
+
+def _is_safetensors(head: bytes, size: int) -> bool:
+    length = int.from_bytes(head[:8], "little")
+    return len(head) > 8 and head[8:9] == b"{" and 2 <= length <= size - 8
+
+
+def _is_onnx(head: bytes) -> bool:
+    """A ModelProto begins with a field it knows: ir_version (tag 0x08), or strings in files of some exporters."""
+    return head[0] == 0x08 or head[0] in (0x12, 0x1A, 0x22, 0x32, 0x3A, 0x42, 0x72)
+
+
+def require_torch() -> None:
+    """Raises MissingHere unless PyTorch, new enough that ``weights_only`` loading is safe, can be imported."""
+    try:
+        import torch
+    except ImportError:
+        raise MissingHere(
+            "PyTorch is not installed",
+            where="this Python environment",
+            got="no module named torch",
+            need="torch 2.10 or newer to read a PyTorch model",
+            do="pip install 'flash-export[torch]', or give an ONNX file",
+        ) from None
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < (2, 10):
+        raise MissingHere(
+            "PyTorch is too old to open untrusted files safely",
+            where="this Python environment",
+            got=f"torch {torch.__version__}",
+            need="torch 2.10 or newer (CVE-2026-24747 is fixed there)",
+            do="pip install 'flash-export[torch]'",
+        )
+
+
+def _refuse_flags(options: Options, kind: str) -> None:
+    """An ONNX file and an ExportedProgram bring their own inputs and types."""
+    for flag, given in (
+        ("--model", options.model is not None),
+        ("--input", bool(options.inputs)),
+        ("--dtype", options.dtype is not None),
+        ("--opset", options.opset is not None and kind == "onnx"),
+    ):
+        if given:
+            what = "an ONNX file" if kind == "onnx" else "an ExportedProgram"
+            raise UsageError(
+                f"{flag} does not go with {what}",
+                where=str(options.source),
+                got=flag,
+                need=f"{what} as it is: it brings its own inputs, types and opset",
+                do=f"leave {flag} out, or give the model's weights with --model",
+            )
+
+
+def _unreadable(path: Path, got: str) -> UsageError:
+    return UsageError(
+        "the model cannot be read",
+        where=str(path),
+        got=got,
+        need="an ExportedProgram, a state dict or safetensors with --model, a Hugging Face folder or an ONNX file",
+        do="check the path, and that the file was copied whole",
+    )
+
+
+def _torchscript(path: Path, options: Options) -> UnsafeInput | UnsupportedModel:
+    do = "save it with torch.export.save(torch.export.export(model, ...)), or its state_dict() for use with --model"
+    if options.trust_pickle:
+        return UnsupportedModel(
+            "TorchScript is not supported",
+            where=str(path),
+            got="a TorchScript archive",
+            need="an ExportedProgram, a state dict with --model, a Hugging Face folder or an ONNX file",
+            do=do,
+        )
+    return UnsafeInput(
+        "a TorchScript archive carries code",
+        where=str(path),
+        got="a TorchScript archive (torch.jit.save)",
+        need="a file that holds weights or a graph, not code",
+        do=do,
+    )
+
+
+def _torch_package(path: Path) -> UnsafeInput:
+    return UnsafeInput(
+        "a torch.package carries Python source that runs on loading",
+        where=str(path),
+        got="a torch.package archive",
+        need="a file that holds weights or a graph, not code",
+        do="save the model with torch.export.save, or its state_dict() for use with --model",
+    )
+
+
+def read_json(path: Path, limit: int = 64 << 20) -> object:
+    """The JSON in ``path``, at most ``limit`` bytes of it.
+
+    Raises:
+        UsageError: missing, larger than the limit, or no JSON.
+    """
+    try:
+        if path.stat().st_size > limit:
+            raise _unreadable(path, f"{path.stat().st_size} bytes of JSON, limit {limit}")
+        return json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from None
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(path, f"no JSON ({error})") from None

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An ONNX file made by anybody, verified before any of its weights is read.
+
+1. It parses, holds a graph, and stays inside ``Limits``.
+2. Every tensor's declared size is the size of its data. Sizes are checked before anything is allocated.
+3. External data is a plain file inside the model's folder: no ``..``, no absolute path, no symbolic link on the way,
+   no second hard link, and offset and length inside the file. onnx alone accepts a length that is too short or long.
+4. onnx's checker accepts it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path, PureWindowsPath
+
+import google.protobuf.message
+import onnx
+import onnx.checker
+
+from flash_export.errors import UnsafeInput, UsageError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """What a model may ask for before we believe it is an attack and not a model."""
+
+    file_bytes: int = 2**31 - 1
+    """protobuf's own end."""
+    nodes: int = 1_000_000
+    rank: int = 8
+    dim: int = 2**31 - 1
+
+
+LIMITS = Limits()
+
+EXTERNAL_KEYS = {"location", "offset", "length", "checksum"}
+
+
+def verify(path: Path, limits: Limits = LIMITS) -> None:
+    """Raises unless ``path`` is an ONNX model that is safe to read.
+
+    Raises:
+        UsageError: no ONNX model, broken external data, or refused by onnx's checker.
+        UnsafeInput: external data outside the folder, or sizes that are no model's.
+    """
+    size = path.stat().st_size
+    if size > limits.file_bytes:
+        raise _broken(path, f"{size} bytes in one file", f"at most {limits.file_bytes}, weights as external data")
+    model = _parse(path)
+    count = 0
+    for graph in _graphs(model):
+        count += len(graph.node)
+        if count > limits.nodes:
+            raise _unsafe(path, f"more than {limits.nodes} nodes", f"at most {limits.nodes}")
+    for tensor in _tensors(model):
+        _verify_tensor(tensor, path, limits)
+    try:
+        onnx.checker.check_model(os.fspath(path))
+    except (onnx.checker.ValidationError, ValueError, OSError) as error:
+        raise _broken(path, str(error).strip().splitlines()[0][:300], "a model that onnx.checker accepts") from None
+
+
+def _parse(path: Path) -> onnx.ModelProto:
+    try:
+        model = onnx.load_model(path, load_external_data=False)
+    except (google.protobuf.message.DecodeError, ValueError, OSError) as error:
+        raise _broken(path, f"no ONNX ({error})", "an ONNX model") from None
+    if not model.ir_version or not model.opset_import or not (model.graph.node or model.graph.output):
+        raise _broken(path, "no ONNX: it has no version, opset or graph", "an ONNX model")
+    return model
+
+
+def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
+    """The graph, the functions and every subgraph in them."""
+    waiting: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
+    while waiting:
+        graph = waiting.pop()
+        yield graph
+        for node in graph.node:
+            for attribute in node.attribute:
+                waiting += [attribute.g, *attribute.graphs] if attribute.HasField("g") else list(attribute.graphs)
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    for graph in _graphs(model):
+        if isinstance(graph, onnx.GraphProto):
+            yield from graph.initializer
+            for sparse in graph.sparse_initializer:
+                yield from (sparse.values, sparse.indices)
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    yield attribute.t
+                yield from attribute.tensors
+                for sparse in [
+                    *attribute.sparse_tensors,
+                    *([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []),
+                ]:
+                    yield from (sparse.values, sparse.indices)
+
+
+def _verify_tensor(tensor: onnx.TensorProto, path: Path, limits: Limits) -> None:
+    where = f"tensor {tensor.name!r} in {path}"
+    if len(tensor.dims) > limits.rank or any(not 0 <= dim <= limits.dim for dim in tensor.dims):
+        raise _unsafe(where, f"dims {list(tensor.dims)[:12]}", f"at most {limits.rank} dims of 0 to {limits.dim}")
+    expected = _bytes_of(tensor)
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        _verify_external(tensor, path, where, expected)
+    elif tensor.HasField("raw_data") and expected is not None and len(tensor.raw_data) != expected:
+        raise _broken(where, f"{len(tensor.raw_data)} bytes of data", f"{expected}, as its dims and type say")
+
+
+def _bytes_of(tensor: onnx.TensorProto) -> int | None:
+    """The bytes of the tensor's data by dims and type; None for strings and types unknown to us."""
+    bits = _BITS.get(tensor.data_type)
+    return None if bits is None else math.ceil(math.prod(tensor.dims) * bits / 8)
+
+
+_T = onnx.TensorProto
+_BITS = {
+    **dict.fromkeys((_T.DOUBLE, _T.INT64, _T.UINT64, _T.COMPLEX64), 64),
+    **dict.fromkeys((_T.FLOAT, _T.INT32, _T.UINT32), 32),
+    **dict.fromkeys((_T.FLOAT16, _T.BFLOAT16, _T.INT16, _T.UINT16), 16),
+    **dict.fromkeys(
+        (_T.INT8, _T.UINT8, _T.BOOL, _T.FLOAT8E4M3FN, _T.FLOAT8E4M3FNUZ, _T.FLOAT8E5M2, _T.FLOAT8E5M2FNUZ), 8
+    ),
+    **dict.fromkeys((_T.INT4, _T.UINT4, _T.FLOAT4E2M1), 4),
+    _T.COMPLEX128: 128,
+}
+
+
+def _verify_external(tensor: onnx.TensorProto, path: Path, where: str, expected: int | None) -> None:
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    if len(entries) != len(tensor.external_data) or entries.keys() - EXTERNAL_KEYS:
+        keys = [entry.key for entry in tensor.external_data]
+        raise _unsafe(where, f"external data with keys {keys}", f"each of {sorted(EXTERNAL_KEYS)} at most once")
+    file = _inside(entries.get("location", ""), path, where)
+    offset, length = (_number(entries.get(key), key, where) for key in ("offset", "length"))
+    try:
+        status = file.lstat()
+    except OSError as error:
+        raise _broken(
+            where, f"external data {file.name!r}: {error.strerror}", "the data file beside the model"
+        ) from None
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        kind = "has a second hard link" if stat.S_ISREG(status.st_mode) else "is a link, folder or device"
+        raise _unsafe(where, f"external data {file.name!r} that {kind}", "a plain file of the model's own")
+    start = offset or 0
+    size = status.st_size - start if length is None else length
+    if start > status.st_size or start + size > status.st_size:
+        raise _broken(where, f"bytes {start} to {start + size} of {status.st_size}", f"data inside {file.name!r}")
+    if expected is None or size != expected:
+        raise _broken(where, f"{size} bytes of external data", f"{expected} bytes, as its dims and type say")
+
+
+def _inside(location: str, path: Path, where: str) -> Path:
+    """The data file, after proof that neither its name nor a link on the way leads out of the model's folder."""
+    parts = location.replace("\\", "/").split("/")
+    windows = PureWindowsPath(location)
+    if not location or "\0" in location or ".." in parts or location.startswith("/") or windows.drive or windows.root:
+        raise _unsafe(where, f"external data at {location!r}", "a relative path inside the model's folder")
+    folder = path.resolve().parent
+    file = folder / location
+    if file.resolve() != Path(os.path.normpath(file)):
+        raise _unsafe(where, f"external data at {location!r}, which is reached through a link", "a plain file")
+    return file
+
+
+def _number(text: str | None, key: str, where: str) -> int | None:
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise _unsafe(where, f"external data with {key} {text[:40]!r}", "a number of bytes, 0 or more")
+    return int(text)
+
+
+def _broken(where: object, got: str, need: str) -> UsageError:
+    return UsageError(
+        "the ONNX file cannot be read",
+        where=str(where),
+        got=got,
+        need=need,
+        do="check that the .onnx and its data file were copied whole and together",
+    )
+
+
+def _unsafe(where: object, got: str, need: str) -> UnsafeInput:
+    return UnsafeInput(
+        "the ONNX file asks for something no model needs",
+        where=str(where),
+        got=got,
+        need=need,
+        do="get the model from its source again, and copy its data file (not a link) into the same folder",
+    )

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A state dict with the callable that builds its model, and, only under ``--trust-pickle``, a whole pickled module."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors
+import safetensors.torch
+import torch
+
+from flash_export import example
+from flash_export.errors import UnsafeInput, UsageError
+from flash_export.load import FileKind, Loaded
+from flash_export.options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+WRAPPERS = ("_orig_mod.", "module.")
+"""What torch.compile and DataParallel put before every name."""
+
+
+def load_state_dict(options: Options, kind: FileKind) -> Loaded:
+    """Builds the model with ``options.model`` and puts the file's weights into it, strictly.
+
+    Raises:
+        UnsafeInput: the file is a pickle that holds more than tensors and plain containers.
+        UsageError: no ``--model``, one that cannot be imported or called, weights that do not fit, or wrong inputs.
+    """
+    path = options.source
+    weights = _read_safetensors(path) if kind == "safetensors" else _read_weights(path)
+    if options.model is None:
+        raise UsageError(
+            "a state dict has weights and no model",
+            where=str(path),
+            got=f"{len(weights)} tensors, {_some(weights)}",
+            need="the function or class that builds the model they belong to",
+            do="--model PKG.MOD:CALLABLE, for example --model mymodels.vit:build; it is called without arguments",
+        )
+    module = build_model(options.model)
+    _fill(module, strip_wrappers(weights), path)
+    module = _finish(module, options)
+    return Loaded(path, "state_dict", module, arguments=example.arguments_for(module, options))
+
+
+def load_pickled_module(options: Options) -> Loaded:
+    """Unpickles a whole module, which may run any code. Called only when the user gave ``--trust-pickle``."""
+    path = options.source
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = torch.load(path, map_location="cpu", weights_only=False)  # the user said --trust-pickle
+    except Exception as error:
+        raise UsageError(
+            "the pickled module cannot be loaded",
+            where=str(path),
+            got=f"{type(error).__name__}: {error}",
+            need="a module whose classes can be imported here",
+            do="run flash-export in the folder that the module's code is imported from",
+        ) from error
+    finally:
+        sys.path.pop(0)
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(
+            "the pickle holds no module",
+            where=str(path),
+            got=f"a {type(module).__name__}",
+            need="a torch.nn.Module, or a state dict with --model",
+            do="--model PKG.MOD:CALLABLE if these are weights",
+        )
+    module = _finish(module, options)
+    return Loaded(path, "pickled_module", module, arguments=example.arguments_for(module, options))
+
+
+def build_model(spec: str) -> torch.nn.Module:
+    """Imports ``PKG.MOD:CALLABLE``, the working folder on the path, and calls it without arguments.
+
+    Raises:
+        UsageError: not of that form, not importable, not callable without arguments, or no module comes back.
+    """
+    where = f"--model {spec}"
+    module_name, colon, attribute = spec.partition(":")
+    if not colon or not all(part.isidentifier() for part in [*module_name.split("."), *attribute.split(".")]):
+        raise _wrong_model(where, f"{spec!r}", "PKG.MOD:CALLABLE, for example mymodels.vit:build")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        target: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        raise _wrong_model(where, str(error), f"a module that can be imported from {Path.cwd()}") from error
+    for part in attribute.split("."):
+        if not hasattr(target, part):
+            raise _wrong_model(where, f"no {part!r} in {target!r}", "a name that the module defines")
+        target = getattr(target, part)
+    if isinstance(target, torch.nn.Module):
+        return target
+    _check_callable(target, where)
+    built = target()
+    if not isinstance(built, torch.nn.Module):
+        raise _wrong_model(where, f"a {type(built).__name__}", "a callable that returns a torch.nn.Module")
+    return built
+
+
+def _check_callable(target: Callable[..., object], where: str) -> None:
+    if not callable(target):
+        raise _wrong_model(where, f"a {type(target).__name__}", "a function or class")
+    try:
+        inspect.signature(target).bind()
+    except TypeError as error:
+        raise _wrong_model(where, str(error), "a callable that needs no arguments; wrap it in a function") from None
+    except ValueError:
+        return  # a builtin without a signature: calling it says what is wrong
+
+
+def _wrong_model(where: str, got: str, need: str) -> UsageError:
+    return UsageError(
+        "the model cannot be built",
+        where=where,
+        got=got,
+        need=need,
+        do="name a function or class that returns the module, in a file below the working folder",
+    )
+
+
+def strip_wrappers(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights without the prefixes of torch.compile and DataParallel, where every name has them."""
+    stripped = dict(weights)
+    while stripped:
+        prefix = next((p for p in WRAPPERS if all(name.startswith(p) for name in stripped)), None)
+        if prefix is None:
+            break
+        stripped = {name[len(prefix) :]: tensor for name, tensor in stripped.items()}
+    return stripped
+
+
+def _fill(module: torch.nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
+    own = module.state_dict()
+    if weights.keys() != own.keys() and any(name.startswith(p) for name in own for p in WRAPPERS):
+        module = _unwrapped(module)
+        own = module.state_dict()
+    missing, unexpected = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+    if missing or unexpected:
+        raise UsageError(
+            "the weights are not this model's",
+            where=str(path),
+            got=f"{len(missing)} missing ({_some(missing)}) and {len(unexpected)} unexpected ({_some(unexpected)})",
+            need=f"the {len(own)} tensors of {type(module).__name__}, by name",
+            do="check that --model builds the model these weights were saved from, with the same settings",
+        )
+    for name, tensor in own.items():
+        if tensor.shape != weights[name].shape:
+            raise UsageError(
+                "a weight has another shape than the model's",
+                where=f"{name} in {path}",
+                got=str(list(weights[name].shape)),
+                need=str(list(tensor.shape)),
+                do="check that --model builds the model these weights were saved from, with the same settings",
+            )
+    module.load_state_dict(weights, strict=True)
+
+
+def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    inner = getattr(module, "_orig_mod", None) or getattr(module, "module", None)
+    return _unwrapped(inner) if isinstance(inner, torch.nn.Module) else module
+
+
+def _finish(module: torch.nn.Module, options: Options) -> torch.nn.Module:
+    module = _unwrapped(module) if type(module).__name__ in ("OptimizedModule", "DataParallel") else module
+    if options.dtype is not None:
+        module = module.to(example.TORCH_DTYPES[options.dtype])
+    return module.eval().requires_grad_(False)
+
+
+def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return safetensors.torch.load_file(path)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise UsageError(
+            "the safetensors file cannot be read",
+            where=str(path),
+            got=str(error),
+            need="a whole safetensors file",
+            do="check that the file was copied whole",
+        ) from None
+
+
+def _read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a ``.pt``, by PyTorch's weights-only unpickler and nothing else.
+
+    A checkpoint that keeps its weights under ``state_dict`` or ``model`` is taken apart.
+    """
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=_can_mmap(path))
+    except pickle.UnpicklingError as error:
+        raise _unsafe_pickle(path, error) from None
+    except Exception as error:  # a broken archive raises RuntimeError, EOFError, KeyError, struct.error and more
+        raise UsageError(
+            "the weights cannot be read",
+            where=str(path),
+            got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}",
+            need="a file written by torch.save",
+            do="check that the file was copied whole",
+        ) from None
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(found, dict) and isinstance(found.get(key), dict):
+            found = found[key]
+    if not isinstance(found, dict) or not all(
+        isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in found.items()
+    ):
+        raise UsageError(
+            "the file holds no state dict",
+            where=str(path),
+            got=f"a {type(found).__name__}" + (f" with keys {_some(found)}" if isinstance(found, dict) else ""),
+            need="names and tensors, as module.state_dict() gives them",
+            do="torch.save(model.state_dict(), path)",
+        )
+    return found
+
+
+def _can_mmap(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"PK"
+
+
+def _unsafe_pickle(path: Path, error: pickle.UnpicklingError) -> UnsafeInput | UsageError:
+    named = [line.strip() for line in str(error).splitlines() if "GLOBAL" in line or "Unsupported" in line]
+    return UnsafeInput(
+        "the file is a pickle that names code",
+        where=str(path),
+        got=named[0][:300] if named else "a pickle with more than tensors and plain containers",
+        need="tensors and plain containers only; anything else in a pickle can run code on loading",
+        do="save model.state_dict() and give --model, save with torch.export.save, or, if you made this file yourself, "
+        "--trust-pickle",
+    )
+
+
+def _some(names: Any, count: int = 3) -> str:
+    shown = [str(name) for name in list(names)[:count]]
+    return (", ".join(shown) + (", ..." if len(names) > count else "")) or "none"
