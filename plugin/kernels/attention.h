@@ -3,8 +3,8 @@
 //
 //   output = softmax(mask(softcap(scale * Q.K^T) + bias)) . V, exact, accumulated in fp32
 //
-// Every tensor is described by a pointer and 64-bit strides in elements; the last axis (D) is contiguous. So one
-// kernel serves [B, S, H*D], [B, H, S, D] and a packed [B, S, (Hq + 2*Hkv)*D].
+// Every tensor is described by a pointer and 64-bit strides in elements; the last axis (D) is contiguous. So
+// one kernel serves [B, S, H*D], [B, H, S, D] and a packed [B, S, (Hq + 2*Hkv)*D].
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -34,10 +34,10 @@ struct FlashAttentionArgs {
   int32_t window_left;   // -1 off
   int32_t window_right;  // -1 off
   // Side inputs; a null pointer means "not there".
-  void const* bias;         // broadcastable to [B, Hq, Sq, Skv]; a broadcast axis has stride 0
-  int32_t bias_dtype;       // FlashDtype: that of query, or fp32
-  int32_t reserved;         // 0
-  int64_t bias_stride[4];   // elements; [B, Hq, Sq, Skv]
+  void const* bias;           // broadcastable to [B, Hq, Sq, Skv]; a broadcast axis has stride 0
+  int32_t bias_dtype;         // FlashDtype: that of query, or fp32
+  int32_t reserved;           // 0
+  int64_t bias_stride[4];     // elements; [B, Hq, Sq, Skv]
   int32_t const* kv_lengths;  // [B] or [1], clamped to 0..seqlen_kv
   int64_t kv_lengths_stride;  // 1 or 0
   float const* sinks;         // [Hq] or [1]
@@ -45,17 +45,17 @@ struct FlashAttentionArgs {
   float* lse;                 // [B, Hq, Sq] contiguous, natural log; null: not wanted
 };
 
-// Why this problem cannot run, one sentence a reason, separated by '\n', into text (always NUL-terminated). Returns
-// the number of reasons; 0: it runs. Host only, touches no pointer, needs no GPU.
+// Why this problem cannot run, one sentence a reason, separated by '\n', into text (always NUL-terminated).
+// Returns the number of reasons; 0: it runs. Host only, touches no pointer, needs no GPU.
 int32_t flashAttentionWhyUnsupported(struct FlashAttentionArgs const* args, char* text, size_t text_size);
 
 // Bytes of device memory that flashAttentionLaunch wants at `workspace`; 0 when none.
 size_t flashAttentionWorkspace(struct FlashAttentionArgs const* args);
 
-// Enqueues the forward on `stream` (a cudaStream_t). Never synchronises, never allocates; works in graph capture.
-// Returns a cudaError_t (0: enqueued). Zero-size problems return 0 without touching a pointer.
-// The emulated build has the same symbol: pointers are host pointers, `stream` is ignored, and a fault that
-// the emulation finds (race, missing wait, out of bounds, deadlock) makes it return 719 (launch failure).
+// Enqueues the forward on `stream` (a cudaStream_t). Never synchronises, never allocates; works in graph
+// capture. Returns a cudaError_t (0: enqueued). Zero-size problems return 0 without touching a pointer. The
+// emulated build has the same symbol: pointers are host pointers, `stream` is ignored, and a fault that the
+// emulation finds (race, missing wait, out of bounds, deadlock) makes it return 719 (launch failure).
 int32_t flashAttentionLaunch(struct FlashAttentionArgs const* args, void* workspace, void* stream);
 
 }  // extern "C"

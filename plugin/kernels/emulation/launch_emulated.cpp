@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch_emulated.h"
+
+#include <cstdlib>
+#include <random>
+#include <string>
+
+#include "machine.h"
+
+namespace flash_export::emulation {
+namespace {
+
+constexpr int kLaunchFailure = 719;
+
+thread_local std::string last_error;
+
+uint64_t chooseSeed() {
+  if (char const* const given = std::getenv("FLASH_EMULATION_SEED")) return std::strtoull(given, nullptr, 10);
+  return std::random_device{}();
+}
+
+// One axis of a strided tensor: `size` steps of `stride` elements.
+struct Axis {
+  int64_t size, stride;
+};
+
+// Registers the bytes from the first to the last element.
+void addTensor(char const* name, void const* data, size_t element_bytes, std::initializer_list<Axis> axes,
+               bool writable) {
+  int64_t lowest = 0, highest = 0;
+  for (Axis const& axis : axes) {
+    if (axis.size <= 0) return;
+    int64_t const reach = (axis.size - 1) * axis.stride;
+    (reach < 0 ? lowest : highest) += reach;
+  }
+  auto const* const first = static_cast<char const*>(data);
+  int64_t const bytes = int64_t(element_bytes);
+  machine().global.add(name, first + lowest * bytes, first + (highest + 1) * bytes, writable);
+}
+
+void addTensors(kernels::ForwardParams const& p, size_t element_bytes) {
+  auto const add = [&](char const* name, FlashTensor const& t, int64_t heads, int64_t rows, int64_t columns,
+                       bool writable) {
+    addTensor(name, t.data, element_bytes,
+              {{p.batch, t.batch_stride}, {heads, t.head_stride}, {rows, t.row_stride}, {columns, 1}},
+              writable);
+  };
+  machine().global.clear();
+  add("query", p.query, p.q_heads, p.seqlen_q, p.head_dim, false);
+  add("key", p.key, p.kv_heads, p.seqlen_kv, p.head_dim, false);
+  add("value", p.value, p.kv_heads, p.seqlen_kv, p.v_head_dim, false);
+  add("output", p.output, p.q_heads, p.seqlen_q, p.v_head_dim, true);
+  if (p.bias != nullptr) {
+    addTensor("bias", p.bias, p.bias_is_float ? 4 : element_bytes,
+              {{p.batch, p.bias_stride[0]},
+               {p.q_heads, p.bias_stride[1]},
+               {p.seqlen_q, p.bias_stride[2]},
+               {p.seqlen_kv, p.bias_stride[3]}},
+              false);
+  }
+  if (p.kv_lengths != nullptr)
+    addTensor("kv_lengths", p.kv_lengths, 4, {{p.batch, p.kv_lengths_stride}}, false);
+  if (p.sinks != nullptr) addTensor("sinks", p.sinks, 4, {{p.q_heads, p.sinks_stride}}, false);
+  if (p.lse != nullptr) {
+    addTensor("lse", p.lse, 4, {{int64_t(p.batch) * p.q_heads * p.seqlen_q, 1}}, true);
+  }
+}
+
+}  // namespace
+
+int launch(kernels::ForwardParams const& params, size_t element_bytes, int64_t blocks, int threads,
+           int shared_bytes, void (*kernel)(kernels::ForwardParams const&)) {
+  struct Context {
+    kernels::ForwardParams const& params;
+    void (*kernel)(kernels::ForwardParams const&);
+  } const context{params, kernel};
+  auto const body = [](void const* c) {
+    auto const& the_context = *static_cast<Context const*>(c);
+    the_context.kernel(the_context.params);
+  };
+  addTensors(params, element_bytes);
+  uint64_t const seed = chooseSeed();
+  last_error = machine().launch(blocks, threads, shared_bytes, seed, body, &context);
+  if (last_error.empty()) return 0;
+  last_error += " (FLASH_EMULATION_SEED=" + std::to_string(seed) + " repeats it)";
+  return kLaunchFailure;
+}
+
+}  // namespace flash_export::emulation
+
+char const* flashEmulationError() { return flash_export::emulation::last_error.c_str(); }
+
+uint64_t flashEmulationBankConflicts() { return flash_export::emulation::machine().bank_conflicts; }

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs a forward kernel in the emulation, with the tensors of its parameters as the only global memory.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "../forward_params.h"
+
+extern "C" {
+// What the last launch of this host thread found, "" when nothing. Valid until the next launch of this
+// thread.
+char const* flashEmulationError();
+// Bank conflicts of ldmatrix in the last launch of this host thread.
+uint64_t flashEmulationBankConflicts();
+}
+
+namespace flash_export::emulation {
+
+// Returns 0, or 719 (cudaErrorLaunchFailure) with the fault in flashEmulationError(). The schedule is drawn
+// from the environment variable FLASH_EMULATION_SEED, else at random; the error names the seed that repeats
+// it.
+int launch(kernels::ForwardParams const& params, size_t element_bytes, int64_t blocks, int threads,
+           int shared_bytes, void (*kernel)(kernels::ForwardParams const&));
+
+}  // namespace flash_export::emulation

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+// The forward pass of one tile of query rows, one thread block each.
+// FlashAttention-2: Dao 2023, arXiv:2307.08691, Alg. 1, with the keys from last to first.
+//
+// Warps split the query rows, so scores, weights and output stay in registers and a warp needs the others
+// only for copying. The copy of V(n) runs under the scores of tile n, that of K(n-1) under its output:
+//
+//   wait K(n) | barrier | start V(n) | S = Q.K(n)^T | softmax | wait V(n) | barrier | start K(n-1) | O +=
+//   P.V(n)
+//
+// A key that band or bias hides inside a visited tile takes part as 0 * V: a NaN or infinity in its V row
+// shows, as in the unfused formula. Keys past kv_length are never read.
+#pragma once
+#include "forward_params.h"
+#include "products.h"
+#include "softmax.h"
+#include "tile_io.h"
+
+namespace flash_export::kernels {
+
+// What a compiled kernel can do. Plain: 16-byte copies, scale > 0, no softcap, no bias. General: everything.
+enum class Features { kPlain, kGeneral };
+
+template <class Element_, int kHeadDim, int kTileQ, int kTileKv, int kWarps, Features kFeatures>
+struct Forward {
+  using Element = Element_;
+  using Shape = TileShape<int(sizeof(Element)), kHeadDim, kTileQ, kTileKv, kWarps>;
+  static constexpr bool kIsFloat = sizeof(Element) == 4;
+  static constexpr bool kPlain = kFeatures == Features::kPlain;
+  static_assert(!(kIsFloat && kPlain), "fp32 keeps its scores in natural units");
+  template <bool kCondition, class A, class B>
+  struct Choose {
+    using Type = A;
+  };
+  template <class A, class B>
+  struct Choose<false, A, B> {
+    using Type = B;
+  };
+  using Products = typename Choose<kIsFloat, ScalarProducts<Shape>, MmaProducts<Element, Shape>>::Type;
+  using Softmax = typename Choose<kIsFloat, PreciseSoftmax,
+                                  typename Choose<kPlain, FoldedSoftmax, NaturalSoftmax>::Type>::Type;
+  static constexpr int kFragmentsQ = Shape::kFragmentsQ;
+
+  // One block's share: rows row0 ... row_end - 1 of one head of one batch.
+  struct Work {
+    int batch, head, row0, row_end;
+    Band band;
+    Element const *query, *key, *value;  // [S, D] of this head by row_stride
+  };
+
+  struct State {
+    typename Products::Output out;
+    float row_max[kFragmentsQ][2],
+        row_sum[kFragmentsQ][2];  // of this lane's columns until finish() joins a quad
+  };
+
+  static FLASH_DEVICE void run(ForwardParams const& p) {
+    Work const work = locate(p);
+    KeyTiles const tiles = keyTiles(work.band, work.row0, work.row_end, kTileKv);
+    uint32_t const shared = ops::sharedBase();
+    State state;
+    clear(state);
+    if (tiles.begin < tiles.end) {
+      loadTile<Shape, kTileQ, kPlain>(shared + Shape::kQueryOffset, work.query, p.query.row_stride, work.row0,
+                                      work.row_end, p.head_dim, p.vector_copies);
+      loadKeys(p, work, tiles.end - 1);
+      FLASH_NO_UNROLL
+      for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) step(p, work, state, tiles, tile);
+    }
+    finish(p, work, state);
+  }
+
+ private:
+  // Tiles of rows are the grid's fastest axis, last first: with a causal mask those are the longest, and
+  // short work at the end fills the device better. Heads that share keys follow each other.
+  static FLASH_DEVICE Work locate(ForwardParams const& p) {
+    int const row_tiles = int(ceilDiv(p.seqlen_q, kTileQ));
+    int64_t const block = ops::blockIndex();
+    int64_t const batch_head = block / row_tiles;
+    Work w;
+    w.row0 = (row_tiles - 1 - int(block - batch_head * row_tiles)) * kTileQ;
+    w.row_end = smaller(w.row0 + kTileQ, p.seqlen_q);
+    w.batch = int(batch_head / p.q_heads);
+    w.head = int(batch_head - int64_t(w.batch) * p.q_heads);
+    int kv_length = p.seqlen_kv;
+    if (p.kv_lengths != nullptr) {
+      int const given = ops::loadGlobal(p.kv_lengths + int64_t(w.batch) * p.kv_lengths_stride);
+      kv_length = larger(0, smaller(given, kv_length));
+    }
+    w.band = makeBand(p.causal, p.diagonal, p.window_left, p.window_right, p.seqlen_q, kv_length);
+    int const kv_head = w.head / p.group;
+    w.query = headOf(p.query, w.batch, w.head);
+    w.key = headOf(p.key, w.batch, kv_head);
+    w.value = headOf(p.value, w.batch, kv_head);
+    return w;
+  }
+
+  static FLASH_DEVICE Element* headOf(FlashTensor const& tensor, int batch, int head) {
+    return static_cast<Element*>(tensor.data) + int64_t(batch) * tensor.batch_stride +
+           int64_t(head) * tensor.head_stride;
+  }
+
+  static FLASH_DEVICE void clear(State& state) {
+    FLASH_UNROLL
+    for (int m = 0; m < kFragmentsQ; ++m) {
+      FLASH_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        state.row_max[m][h] = kNegativeInfinity;
+        state.row_sum[m][h] = 0.0f;
+      }
+      FLASH_UNROLL
+      for (int n = 0; n < Shape::kFragmentsOut; ++n) {
+        FLASH_UNROLL
+        for (int j = 0; j < 4; ++j) state.out[m][n][j] = 0.0f;
+      }
+    }
+  }
+
+  static FLASH_DEVICE void loadKeys(ForwardParams const& p, Work const& work, int tile) {
+    loadTile<Shape, kTileKv, kPlain>(ops::sharedBase() + Shape::kKeyOffset, work.key, p.key.row_stride,
+                                     tile * kTileKv, work.band.kv_length, p.head_dim, p.vector_copies);
+    ops::copyAsyncCommit();
+  }
+
+  static FLASH_DEVICE void loadValues(ForwardParams const& p, Work const& work, int tile) {
+    loadTile<Shape, kTileKv, kPlain>(ops::sharedBase() + Shape::kValueOffset, work.value, p.value.row_stride,
+                                     tile * kTileKv, work.band.kv_length, p.v_head_dim, p.vector_copies);
+    ops::copyAsyncCommit();
+  }
+
+  static FLASH_DEVICE void step(ForwardParams const& p, Work const& work, State& state, KeyTiles const& tiles,
+                                int tile) {
+    uint32_t const shared = ops::sharedBase();
+    ops::copyAsyncWait<0>();
+    ops::syncThreads();  // K(n) is there for all; all are done with V(n+1)
+    loadValues(p, work, tile);
+    typename Products::Scores s;
+    FLASH_UNROLL
+    for (int m = 0; m < kFragmentsQ; ++m) {
+      FLASH_UNROLL
+      for (int n = 0; n < Shape::kFragmentsKv; ++n) {
+        FLASH_UNROLL
+        for (int j = 0; j < 4; ++j) s[m][n][j] = 0.0f;
+      }
+    }
+    Products::scores(s, shared + Shape::kQueryOffset, shared + Shape::kKeyOffset);
+    if (!Softmax::kRawScores) addScoreTerms(p, work, s, tile * kTileKv);
+    if (tiles.needsMask(tile)) mask(work, s, tile * kTileKv);
+    softmax(Softmax(p), state, s);
+    ops::copyAsyncWait<0>();
+    ops::syncThreads();  // V(n) is there for all; all are done with K(n)
+    if (tile > tiles.begin) loadKeys(p, work, tile - 1);
+    Products::accumulate(state.out, s, shared + Shape::kValueOffset);
+  }
+
+  static FLASH_DEVICE int rowOf(Work const& work, int fragment, int half) {
+    return work.row0 + ops::warp() * Shape::kRowsPerWarp + fragment * 16 + fragmentRow(ops::lane(), half * 2);
+  }
+
+  // Scores become natural: softcap(scale * Q.K) + bias.
+  static FLASH_DEVICE void addScoreTerms(ForwardParams const& p, Work const& work,
+                                         typename Products::Scores& s, int key0) {
+    FLASH_UNROLL
+    for (int m = 0; m < kFragmentsQ; ++m) {
+      FLASH_UNROLL
+      for (int n = 0; n < Shape::kFragmentsKv; ++n) {
+        FLASH_UNROLL
+        for (int j = 0; j < 4; ++j) s[m][n][j] *= p.scale;
+      }
+    }
+    if (p.softcap > 0.0f) capScores(p.softcap, s);
+    if (p.bias == nullptr) return;
+    if (p.bias_is_float) {
+      addBias<float>(p, work, s, key0);
+    } else {
+      addBias<Element>(p, work, s, key0);
+    }
+  }
+
+  static FLASH_DEVICE void capScores(float cap, typename Products::Scores& s) {
+    FLASH_UNROLL
+    for (int m = 0; m < kFragmentsQ; ++m) {
+      FLASH_UNROLL
+      for (int n = 0; n < Shape::kFragmentsKv; ++n) {
+        FLASH_UNROLL
+        for (int j = 0; j < 4; ++j) s[m][n][j] = cap * ops::tanhPrecise(ops::roundedDivide(s[m][n][j], cap));
+      }
+    }
+  }
+
+  // The bias of rows and keys that exist; the others are masked or never stored.
+  template <class BiasElement>
+  static FLASH_DEVICE void addBias(ForwardParams const& p, Work const& work, typename Products::Scores& s,
+                                   int key0) {
+    BiasElement const* const head = static_cast<BiasElement const*>(p.bias) +
+                                    int64_t(work.batch) * p.bias_stride[0] +
+                                    int64_t(work.head) * p.bias_stride[1];
+    int const first_key = key0 + fragmentColumn(ops::lane(), 0);
+    FLASH_UNROLL
+    for (int m = 0; m < kFragmentsQ; ++m) {
+      FLASH_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        int const row = rowOf(work, m, h);
+        BiasElement const* const first =
+            head + int64_t(row) * p.bias_stride[2] + int64_t(first_key) * p.bias_stride[3];
+        FLASH_UNROLL
+        for (int n = 0; n < Shape::kFragmentsKv; ++n) {
+          FLASH_UNROLL
+          for (int e = 0; e < 2; ++e) {
+            bool const there = row < work.row_end && first_key + n * 8 + e < work.band.kv_length;
+            if (there) s[m][n][h * 2 + e] += ops::loadFloat(first + int64_t(n * 8 + e) * p.bias_stride[3]);
+          }
+        }
+      }
+    }
+  }
+
+  static FLASH_DEVICE void mask(Work const& work, typename Products::Scores& s, int key0) {
+    FLASH_UNROLL
+    for (int m = 0; m < kFragmentsQ; ++m) {
+      FLASH_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        KeySpan const visible = visibleKeys(work.band, rowOf(work, m, j >> 1), key0);
+        FLASH_UNROLL
+        for (int n = 0; n < Shape::kFragmentsKv; ++n) {
+          int const column = n * 8 + fragmentColumn(ops::lane(), j);
+          if (column < visible.first || column >= visible.last) s[m][n][j] = kNegativeInfinity;
+        }
+      }
+    }
+  }
+
+  // Scores become weights; the state moves to the new maximum.
+  static FLASH_DEVICE void softmax(Softmax const& policy, State& state, typename Products::Scores& s) {
+    FLASH_UNROLL
+    for (int m = 0; m < kFragmentsQ; ++m) {
+      FLASH_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        float new_max = state.row_max[m][h];
+        FLASH_UNROLL
+        for (int n = 0; n < Shape::kFragmentsKv; ++n) {
+          new_max = ops::maximum(new_max, ops::maximum(s[m][n][h * 2], s[m][n][h * 2 + 1]));
+        }
+        // The four lanes of a quad hold one row.
+        new_max = ops::maximum(new_max, ops::shuffleXor(new_max, 1));
+        new_max = ops::maximum(new_max, ops::shuffleXor(new_max, 2));
+        float const against = finiteMaximum(new_max);
+        float const shrink = policy.shrink(state.row_max[m][h], against);
+        float const offset = policy.offset(against);
+        float sum = state.row_sum[m][h] * shrink;
+        FLASH_UNROLL
+        for (int n = 0; n < Shape::kFragmentsKv; ++n) {
+          FLASH_UNROLL
+          for (int e = 0; e < 2; ++e) {
+            float const weight = policy.weight(s[m][n][h * 2 + e], offset);
+            s[m][n][h * 2 + e] = weight;
+            sum += weight;
+          }
+        }
+        state.row_max[m][h] = new_max;
+        state.row_sum[m][h] = sum;
+        FLASH_UNROLL
+        for (int n = 0; n < Shape::kFragmentsOut; ++n) {
+          state.out[m][n][h * 2] *= shrink;
+          state.out[m][n][h * 2 + 1] *= shrink;
+        }
+      }
+    }
+  }
+
+  // Divides by the row sums, stages the warp's rows in Q's place and writes them; writes the lse.
+  static FLASH_DEVICE void finish(ForwardParams const& p, Work const& work, State const& state) {
+    Softmax const policy(p);
+    uint32_t const staged = ops::sharedBase() + Shape::kQueryOffset;
+    float const sink = p.sinks == nullptr ? kNegativeInfinity
+                                          : ops::loadGlobal(p.sinks + int64_t(work.head) * p.sinks_stride);
+    ops::syncWarp();  // all lanes are done with this warp's Q rows
+    FLASH_UNROLL
+    for (int m = 0; m < kFragmentsQ; ++m) {
+      FLASH_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        float sum = state.row_sum[m][h];
+        sum += ops::shuffleXor(sum, 1);
+        sum += ops::shuffleXor(sum, 2);
+        RowEnd const end = endRow<Softmax>(policy.natural(state.row_max[m][h]), sum, sink);
+        int const row = rowOf(work, m, h);
+        if (p.lse != nullptr && row < work.row_end && (ops::lane() & 3) == 0) {
+          ops::storeBits(p.lse + (int64_t(work.batch) * p.q_heads + work.head) * p.seqlen_q + row,
+                         ops::bitsOf(end.lse));
+        }
+        FLASH_UNROLL
+        for (int n = 0; n < Shape::kFragmentsOut; ++n) {
+          Products::stage(staged, row - work.row0, n, state.out[m][n][h * 2] * end.multiplier,
+                          state.out[m][n][h * 2 + 1] * end.multiplier);
+        }
+      }
+    }
+    ops::syncWarp();  // the warp's rows are staged
+    storeRows<Shape, Shape::kRowsPerWarp, kPlain>(staged, headOf(p.output, work.batch, work.head),
+                                                  p.output.row_stride, ops::warp() * Shape::kRowsPerWarp,
+                                                  work.row0, work.row_end, p.v_head_dim, p.vector_copies);
+  }
+};
+
+}  // namespace flash_export::kernels

@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: Apache-2.0
+#define FLASH_COMPILE_Half_Plain FLASH_COMPILE_VARIANT
+#include "instantiate.h"

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a forward kernel is given: the arguments of the door (attention.h), resolved on the host to what the
+// device needs. Passed by value as the kernel's only parameter.
+#pragma once
+#include "attention.h"
+#include "geometry.h"
+
+namespace flash_export::kernels {
+
+struct ForwardParams {
+  FlashTensor query, key, value, output;
+  int batch, q_heads, kv_heads, group;  // group = q_heads / kv_heads query heads share one key-value head
+  int head_dim, v_head_dim;
+  int seqlen_q, seqlen_kv;
+  bool vector_copies;  // every row starts and ends on 16 bytes: copies of 16 bytes; else element by element
+  int causal, diagonal, window_left, window_right;
+  float scale;       // multiplier of Q.K^T
+  float scale_log2;  // scale * log2(e)
+  float softcap;     // 0 off
+  void const* bias;  // [B, Hq, Sq, Skv] by strides; null: none
+  bool bias_is_float;
+  int64_t bias_stride[4];
+  int32_t const* kv_lengths;  // null: seqlen_kv everywhere
+  int64_t kv_lengths_stride;
+  float const* sinks;  // null: none
+  int64_t sinks_stride;
+  float* lse;  // [B, Hq, Sq]; null: not wanted
+};
+
+// Blocks of the one-dimensional grid: one for each tile of query rows of each head of each batch.
+FLASH_HOST_DEVICE constexpr int64_t blockCount(int64_t batch, int64_t q_heads, int64_t seqlen_q, int tile_q) {
+  return batch * q_heads * ceilDiv(seqlen_q, tile_q);
+}
+
+}  // namespace flash_export::kernels

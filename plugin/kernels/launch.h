@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// Starts one compiled kernel: on a CUDA stream under nvcc, in the emulation otherwise. Each variant of
+// variants.inc becomes one function of the type Launcher, named by FLASH_LAUNCHER; dispatch.cpp sees only
+// those.
+#pragma once
+#include "forward_params.h"
+
+namespace flash_export::kernels {
+
+// Returns a cudaError_t; 0: enqueued.
+using Launcher = int (*)(ForwardParams const& params, int64_t blocks, void* stream);
+
+#define FLASH_LAUNCHER(Element, head_dim, features) launch##Element##head_dim##features
+
+}  // namespace flash_export::kernels
