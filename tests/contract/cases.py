@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+import numpy as np
+
 BiasKind = Literal["random", "holes", "finfo_min_row", "hidden_rows"]
 BiasShape = tuple[int, int, int, int]
 
@@ -64,8 +66,8 @@ class Case:
 
     @property
     def softmax_scale(self) -> float:
-        """The scale that is written on the node."""
-        return float(self.head_dim) ** -0.5 if self.scale is None else self.scale
+        """The scale that is written on the node, an fp32 number."""
+        return float(np.float32(self.head_dim**-0.5 if self.scale is None else self.scale))
 
     def attributes(self) -> dict[str, int | float]:
         """The node's numeric attributes, all of them."""

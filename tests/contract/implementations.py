@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that computes the operator, behind one face: why not, and run."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+
+from contract import emulated_library
+from contract.cases import Case
+from contract.node_model import feeds, model_of_case, results
+from contract.tensors import Tensors, heads_first, node_inputs
+
+OPSET = 18
+"""What new exports default to; test_function_body.py runs the table on the others."""
+
+
+class Implementation(Protocol):
+    """One implementation of the operator."""
+
+    name: str
+
+    def why_not(self, case: Case, tensors: Tensors) -> list[str]:
+        """Why it cannot run this case, one sentence a reason; empty: it can."""
+
+    def run(self, case: Case, tensors: Tensors) -> tuple[NDArray, NDArray | None]:
+        """Heads-first output in the case's dtype, and lse where the operator has one."""
+
+
+class BodyInOnnxRuntime:
+    """The function body in plain ONNX Runtime on the CPU, no library of ours."""
+
+    name = "body_in_onnxruntime"
+
+    def why_not(self, case: Case, tensors: Tensors) -> list[str]:
+        """It takes everything."""
+        return []
+
+    def run(self, case: Case, tensors: Tensors) -> tuple[NDArray, NDArray | None]:
+        """Inlines the body and runs it."""
+        arrays = node_inputs(case, tensors)
+        return results(case, run_in_onnxruntime(model_of_case(case, arrays, OPSET), feeds(case, arrays)))
+
+
+class BodyInReferenceEvaluator:
+    """The function body in onnx's own evaluator: slow numpy, an independent reading of the standard ops."""
+
+    name = "body_in_reference_evaluator"
+
+    def why_not(self, case: Case, tensors: Tensors) -> list[str]:
+        """Its Softmax takes no empty axis."""
+        if case.seqlen_kv == 0:
+            return ["onnx's reference evaluator has no Softmax or ReduceMax over an empty axis"]
+        return []
+
+    def run(self, case: Case, tensors: Tensors) -> tuple[NDArray, NDArray | None]:
+        """Evaluates the body node by node."""
+        arrays = node_inputs(case, tensors)
+        evaluator = ReferenceEvaluator(model_of_case(case, arrays, OPSET))
+        return results(case, evaluator.run(None, feeds(case, arrays)))
+
+
+class EmulatedKernels:
+    """The CUDA kernels' own source, compiled for the CPU and run lane by lane."""
+
+    name = "emulated_kernels"
+
+    def why_not(self, case: Case, tensors: Tensors) -> list[str]:
+        """What the kernels say themselves."""
+        return emulated_library.why_unsupported(emulated_library.Problem(case, tensors).arguments)
+
+    def run(self, case: Case, tensors: Tensors) -> tuple[NDArray, NDArray | None]:
+        """Launches on host buffers."""
+        problem = emulated_library.Problem(case, tensors)
+        status = problem.launch()
+        assert status == 0, f"launch returned cudaError {status}; the emulation's report is on stderr"
+        return heads_first(problem.output, case.layout, case.heads_q), problem.lse
+
+
+def run_in_onnxruntime(model: onnx.ModelProto, values: dict[str, NDArray]) -> list[NDArray]:
+    """The model's outputs from ONNX Runtime's CPU provider, one thread."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, values))
+
+
+IMPLEMENTATIONS: list[Implementation] = [BodyInOnnxRuntime(), BodyInReferenceEvaluator(), EmulatedKernels()]

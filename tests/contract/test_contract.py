@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every implementation computes every row of the table, within the one tolerance rule."""
+
+from __future__ import annotations
+
+import pytest
+
+from contract import tensors
+from contract.cases import CASES, Case
+from contract.implementations import IMPLEMENTATIONS, Implementation
+from contract.tolerance import why_lse_rejected, why_rejected
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda i: i.name)
+def test_implementation_computes_the_operator(implementation: Implementation, case: Case) -> None:
+    given = tensors.make(case)
+    if reasons := implementation.why_not(case, given):
+        pytest.skip(f"{implementation.name}: " + "; ".join(reasons))
+    output, lse = implementation.run(case, given)
+    reference, reference_lse, base = tensors.expected(case, given)
+    reasons = why_rejected(output, reference, base, softcap=case.softcap)
+    if case.operator == "FlashAttentionEx":
+        assert lse is not None
+        reasons += why_lse_rejected(lse, reference_lse)
+    assert reasons == [], f"seed {tensors.seed_of(case)}"
