@@ -121,8 +121,8 @@ def translate(program: ExportedProgram, opset: int) -> ir.Model:
         )
     except Exception as error:  # the exporter raises many types; each is a model it cannot translate
         raise _untranslatable(error) from error
-    assert exported is not None  # dynamo=True always returns a program
-    return exported.model
+    model: ir.Model = exported.model
+    return model
 
 
 def _untranslatable(error: BaseException) -> UserError:

@@ -24,9 +24,11 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnxscript import opset18 as op
+from onnxscript import opset18
 
 from flash_export.errors import UnsupportedModel
+
+op: Any = opset18
 
 
 def scaled_dot_product_attention(
@@ -116,13 +118,15 @@ def _repeat_heads(query: Any, tensor: Any) -> Any:
     heads_q, heads_kv = query.shape[1], tensor.shape[1]
     if heads_q == heads_kv:
         return tensor
-    shape = op.Shape(tensor)
-    one = lambda i: op.Slice(shape, op.Constant(value_ints=[i]), op.Constant(value_ints=[i + 1]))  # noqa: E731
+
+    def size(axis: int) -> Any:
+        return op.Shape(tensor, start=axis, end=axis + 1)
+
     grouped = op.Expand(
         op.Unsqueeze(tensor, op.Constant(value_ints=[2])), op.Constant(value_ints=[1, 1, heads_q // heads_kv, 1, 1])
     )
     # Written out rather than as 0 and -1, so that a batch or length of 0 works too.
-    return op.Reshape(grouped, op.Concat(one(0), op.Constant(value_ints=[heads_q]), one(2), one(3), axis=0))
+    return op.Reshape(grouped, op.Concat(size(0), op.Constant(value_ints=[heads_q]), size(2), size(3), axis=0))
 
 
 def _bias_of(mask: Any, dtype: ir.DataType) -> Any:

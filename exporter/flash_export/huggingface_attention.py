@@ -45,7 +45,10 @@ def attention(
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
         raise ValueError("SDPA has neither soft capping nor attention sinks")
     if kwargs.get("position_bias") is not None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs)
+        stock: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
+        )
+        return stock
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     output = torch.nn.functional.scaled_dot_product_attention(
         query,

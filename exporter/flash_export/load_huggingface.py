@@ -47,7 +47,7 @@ def load_folder(options: Options) -> Loaded:
 
     cls = _architecture(transformers, config, folder)
     dtype = example.TORCH_DTYPES[options.dtype or "fp32"]
-    module = _from_pretrained(cls, folder, dtype).eval().requires_grad_(False)
+    module = _from_pretrained(cls, folder, dtype, config).eval().requires_grad_(False)
     specs = options.inputs or default_inputs(module, options.dtype or "fp32")
     _check_names(module, specs)
     return Loaded(folder, "hugging_face", module, arguments=example.make_arguments(module, specs))
@@ -82,7 +82,8 @@ def default_inputs(module: Any, dtype: str) -> tuple[InputSpec, ...]:
 
 
 def _token_types(config: Any, taken: Any) -> list[str]:
-    return ["token_type_ids"] if "token_type_ids" in taken and getattr(config, "type_vocab_size", 0) else []
+    has_types = getattr(config, "type_vocab_size", None) or 0
+    return ["token_type_ids"] if "token_type_ids" in taken and has_types else []
 
 
 def _check_names(module: Any, specs: tuple[InputSpec, ...]) -> None:
@@ -191,8 +192,9 @@ def _architecture(transformers: Any, config: dict[str, Any], folder: Path) -> An
         )
     names = config.get("architectures") or []
     found = getattr(transformers, str(names[0]), None) if names else transformers.AutoModel
-    is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
-    if found is not transformers.AutoModel and not is_model:
+    if found is transformers.AutoModel:
+        found = found._model_mapping[transformers.models.auto.configuration_auto.CONFIG_MAPPING[model_type]]
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         raise UnsupportedModel(
             "the architecture is not part of transformers",
             where=str(folder / "config.json"),
@@ -203,19 +205,22 @@ def _architecture(transformers: Any, config: dict[str, Any], folder: Path) -> An
     return found
 
 
-def _from_pretrained(cls: Any, folder: Path, dtype: Any) -> Any:
+def _from_pretrained(cls: Any, folder: Path, dtype: Any, config: dict[str, Any]) -> Any:
     from flash_export import huggingface_attention
 
     huggingface_attention.register()
-    arguments = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False, "dtype": dtype}
+    text = config.get("text_config", config)
+    # SDPA has no soft cap; a model without SDPA writes its attention out itself.
+    capped = isinstance(text, dict) and text.get("attn_logit_softcapping") is not None
     try:
-        try:
-            return cls.from_pretrained(folder, attn_implementation=huggingface_attention.NAME, **arguments)
-        except ValueError as error:
-            if "attention" not in str(error).lower():
-                raise
-            # A model that writes its attention out itself says that it knows no other.
-            return cls.from_pretrained(folder, attn_implementation="eager", **arguments)
+        module = cls.from_pretrained(
+            folder,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=dtype,
+            attn_implementation=huggingface_attention.NAME if cls._supports_sdpa and not capped else "eager",
+        )
     except Exception as error:  # transformers raises whatever its parts raise
         raise UsageError(
             "the model folder cannot be loaded",
@@ -224,3 +229,6 @@ def _from_pretrained(cls: Any, folder: Path, dtype: Any) -> Any:
             need=f"a folder that transformers loads as {cls.__name__}",
             do="check that the folder was copied whole",
         ) from error
+    for part in filter(None, (module.config, getattr(module.config, "text_config", None))):
+        part.use_cache = False  # a cache is state between calls, and no tensor to return
+    return module

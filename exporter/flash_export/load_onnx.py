@@ -17,7 +17,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path, PureWindowsPath
 
-import google.protobuf.message
+import google.protobuf.message  # type: ignore[import-untyped]
 import onnx
 import onnx.checker
 

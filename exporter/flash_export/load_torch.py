@@ -179,7 +179,7 @@ def _finish(module: torch.nn.Module, options: Options) -> torch.nn.Module:
 
 def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     try:
-        return safetensors.torch.load_file(path)
+        weights: dict[str, torch.Tensor] = safetensors.torch.load_file(path)
     except (safetensors.SafetensorError, OSError) as error:
         raise UsageError(
             "the safetensors file cannot be read",
@@ -188,6 +188,7 @@ def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
             need="a whole safetensors file",
             do="check that the file was copied whole",
         ) from None
+    return weights
 
 
 def _read_weights(path: Path) -> dict[str, torch.Tensor]:

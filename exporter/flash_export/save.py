@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 6: the fused model, its unfused twin, their weights and the report appear together, or nothing does.
+
+Everything is written into a hidden folder beside the output, synced to disk, and renamed into place one file each,
+the fused ``.onnx`` last. A full disk or a kill at any moment leaves the files that were there before, whole:
+
+- the weights' file is named after its content, so that new weights never replace those an older ``.onnx`` refers to;
+- weights that nothing refers to any more go only after the last rename;
+- the hidden folder of a run that was killed is removed by the next run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import onnx_ir as ir
+
+from flash_export.errors import MissingHere, UsageError, UserError
+
+INLINE_LIMIT_BYTES = 100 * 1000 * 1000
+"""Weights above this lie in a file of their own: protobuf ends at 2 GB, and a big file is slow to parse."""
+SMALL_TENSOR_BYTES = 4096
+"""A tensor below this stays in the ``.onnx``: shapes and scales are read by tools that do not open the data file."""
+ALIGNMENT_BYTES = 4096
+"""A page, so that runtimes can map the weights instead of reading them."""
+REPORT = "report.json"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Saved:
+    """What was published. ``data`` is None where the weights are inside; ``unfused`` may be the source itself."""
+
+    output: Path
+    unfused: Path
+    data: Path | None
+    report: Path
+
+
+@dataclasses.dataclass(slots=True)
+class Staged:
+    """Files that are written and not yet published: ``fused`` and ``unfused`` can be checked as they will be."""
+
+    fused: Path
+    unfused: Path
+    output: Path
+    data: Path | None
+    folder: Path
+
+    def publish(self, report: Mapping[str, object], report_folder: Path | None = None) -> Saved:
+        """Renames everything into place, the fused ``.onnx`` last.
+
+        Raises:
+            UsageError: the output cannot be created.
+            MissingHere: no space left.
+        """
+        target = self.output.parent
+        report_path = (report_folder or target) / REPORT
+        unfused = unfused_path(self.output) if self.unfused.parent == self.folder else self.unfused
+        with _as_user_errors(self.output):
+            report_path.parent.mkdir(parents=True, exist_ok=True)
+            old = _data_of(self.output) | _data_of(unfused_path(self.output))
+            staged_report = self.folder / REPORT
+            _write(staged_report, json.dumps(report, indent=2, default=str).encode() + b"\n")
+            if self.data is not None:
+                self.data.replace(target / self.data.name)
+            if unfused != self.unfused:
+                self.unfused.replace(unfused)
+            _move(staged_report, report_path)
+            self.fused.replace(self.output)
+            _sync_folder(target)
+        data = None if self.data is None else target / self.data.name
+        used = _data_of(self.output) | _data_of(unfused_path(self.output))
+        for name in old - used:
+            (target / name).unlink(missing_ok=True)
+        return Saved(self.output, unfused, data, report_path)
+
+
+def save(
+    fused: ir.Model,
+    unfused: Path,
+    output: Path,
+    report: Mapping[str, object],
+    *,
+    report_folder: Path | None = None,
+    keep_unfused: bool = True,
+) -> Saved:
+    """Publishes ``fused`` as ``output``; ``staged`` and ``Staged.publish`` in one.
+
+    Args:
+        fused: the rewritten model; its weights may be memory-mapped from ``unfused``.
+        unfused: the independent unfused ``.onnx``.
+        output: where the fused ``.onnx`` goes; missing folders are made.
+        report: the content of ``report.json``.
+        report_folder: where ``report.json`` goes; beside ``output`` when None.
+        keep_unfused: write the unfused twin beside ``output``; False where ``unfused`` is the user's own file.
+
+    Raises:
+        UsageError: the output cannot be created.
+        MissingHere: no space left; the files that were there before are untouched.
+    """
+    with staged(fused, unfused, output, keep_unfused=keep_unfused) as files:
+        return files.publish(report, report_folder)
+
+
+@contextlib.contextmanager
+def staged(fused: ir.Model, unfused: Path, output: Path, *, keep_unfused: bool = True) -> Iterator[Staged]:
+    """Writes the models beside ``output`` without publishing them; what is not published is removed at the end.
+
+    Weights go into one file that both models share when they are more than ``INLINE_LIMIT_BYTES`` or when the
+    unfused model keeps its own outside.
+
+    Raises:
+        UsageError: the output cannot be created.
+        MissingHere: no space left.
+    """
+    check_output(output)
+    folder = output.parent / f".{output.name}.{socket.gethostname()}-{os.getpid()}.partial"
+    try:
+        with _as_user_errors(output):
+            _remove_abandoned(output)
+            folder.mkdir()
+            files = _write_models(fused, unfused, output, folder, keep_unfused)
+        yield files
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def unfused_path(output: Path) -> Path:
+    """``NAME.flash.onnx`` -> ``NAME.flash.unfused.onnx``."""
+    return output.with_name(f"{output.stem}.unfused.onnx")
+
+
+def check_output(output: Path) -> None:
+    """Makes the output's folder and raises unless a file can be created there; cheap, so call it first.
+
+    Raises:
+        UsageError: a parent is a file, the output is a folder, or the folder is not writable.
+    """
+    with _as_user_errors(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if output.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "Is a directory", str(output))
+        if not os.access(output.parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "Permission denied", str(output.parent))
+
+
+def _write_models(fused: ir.Model, unfused: Path, output: Path, folder: Path, keep_unfused: bool) -> Staged:
+    twin = ir.load(unfused)
+    own, other = _weights(fused), _weights(twin)
+    outside = any(isinstance(tensor, ir.ExternalTensor) for tensor in other)
+    data = None
+    if outside or sum(tensor.nbytes for tensor in own) > INLINE_LIMIT_BYTES:
+        data = _write_data(own + other if keep_unfused else own, output, folder)
+    fused_path, twin_path = folder / output.name, folder / unfused_path(output).name
+    _write_model(fused, fused_path, data)
+    if keep_unfused:
+        _write_model(twin, twin_path, data)
+    path = None if data is None else data.path
+    return Staged(fused_path, twin_path if keep_unfused else unfused, output, path, folder)
+
+
+def _weights(model: ir.Model) -> list[ir.TensorProtocol]:
+    return [v.const_value for graph in model.graphs() for v in graph.initializers.values() if v.const_value is not None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Data:
+    """The weights' file. ``places`` says by a tensor's identity where its bytes lie: (offset, length)."""
+
+    path: Path
+    places: dict[int, tuple[int, int]]
+
+
+def _write_data(weights: list[ir.TensorProtocol], output: Path, folder: Path) -> _Data | None:
+    """All tensors that are not small, each content once; named after the content, so equal weights share a name."""
+    path = folder / "weights"
+    by_content: dict[bytes, tuple[int, int]] = {}
+    places: dict[int, tuple[int, int]] = {}
+    with path.open("wb") as file:
+        for tensor in filter(_goes_outside, weights):
+            content = memoryview(tensor.tobytes())
+            digest = hashlib.sha256(content).digest()
+            if digest not in by_content:
+                file.write(b"\0" * (-file.tell() % ALIGNMENT_BYTES))
+                by_content[digest] = (file.tell(), len(content))
+                file.write(content)
+            places[id(tensor)] = by_content[digest]
+        file.flush()
+        os.fsync(file.fileno())
+    if not places:
+        path.unlink()
+        return None
+    name = hashlib.sha256(b"".join(by_content)).hexdigest()[:16]
+    return _Data(path.rename(folder / f"{output.stem}.{name}.data"), places)
+
+
+def _goes_outside(tensor: ir.TensorProtocol) -> bool:
+    return tensor.nbytes >= SMALL_TENSOR_BYTES and tensor.dtype != ir.DataType.STRING
+
+
+def _write_model(model: ir.Model, path: Path, data: _Data | None) -> None:
+    """Writes one ``.onnx``. The model itself is as before afterwards: its tensors are put back."""
+    _inline_attributes(model)
+    changed: list[tuple[ir.Value, ir.TensorProtocol]] = []
+    try:
+        for value in [v for graph in model.graphs() for v in graph.initializers.values()]:
+            tensor = value.const_value
+            if tensor is None or (data is None and not isinstance(tensor, ir.ExternalTensor)):
+                continue
+            changed.append((value, tensor))
+            value.const_value = _placed(tensor, data)
+        _write(path, ir.to_proto(model).SerializeToString())
+    finally:
+        for value, tensor in changed:
+            value.const_value = tensor
+
+
+def _inline_attributes(model: ir.Model) -> None:
+    """A Constant node may keep its tensor in a file too; its values are taken into the node."""
+    for node in model.graph.all_nodes():
+        for name, attribute in node.attributes.items():
+            if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
+                node.attributes[name] = ir.AttrTensor(name, _in_memory(attribute.value))
+
+
+def _in_memory(tensor: ir.TensorProtocol) -> ir.Tensor:
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
+
+
+def _placed(tensor: ir.TensorProtocol, data: _Data | None) -> ir.TensorProtocol:
+    """The tensor as it is written: a reference into the weights' file, or its values."""
+    if data is not None and _goes_outside(tensor):
+        offset, length = data.places[id(tensor)]
+        return ir.ExternalTensor(
+            data.path.name,
+            offset,
+            length,
+            tensor.dtype,
+            shape=tensor.shape,  # type: ignore[arg-type]
+            name=tensor.name or "",
+            base_dir=data.path.parent,
+        )
+    return _in_memory(tensor) if isinstance(tensor, ir.ExternalTensor) else tensor
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _move(source: Path, target: Path) -> None:
+    """Renames, also to another disk: written whole beside the target first."""
+    try:
+        source.replace(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        beside = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            _write(beside, source.read_bytes())
+            beside.replace(target)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _data_of(path: Path) -> set[str]:
+    """Names of our own weights' files that the model at ``path`` refers to; none where there is no such model."""
+    if not path.is_file():
+        return set()
+    try:
+        tensors = _weights(ir.load(path))
+    except Exception:  # whatever lies there is about to be replaced and may be anything
+        return set()
+    names = {os.fspath(tensor.location) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
+    return {name for name in names if re.fullmatch(r"[^/\\]+\.[0-9a-f]{16}\.data", name)}
+
+
+def _remove_abandoned(output: Path) -> None:
+    """Removes the hidden folders of runs on this machine that were killed."""
+    pattern = re.compile(re.escape(f".{output.name}.{socket.gethostname()}-") + r"(\d+)\.partial")
+    for entry in output.parent.iterdir():
+        match = pattern.fullmatch(entry.name)
+        if match and (int(match[1]) == os.getpid() or not _alive(int(match[1]))):
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+@contextlib.contextmanager
+def _as_user_errors(output: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _user_error(error, output) from error
+
+
+def _user_error(error: OSError, output: Path) -> UserError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return MissingHere(
+            "there is no space left for the output",
+            where=str(output.parent),
+            got=f"{error.strerror} (errno {error.errno})",
+            need="room for the fused and the unfused model",
+            do="free some space or give -o on another disk; the files that were there before are untouched",
+        )
+    return UsageError(
+        "the output cannot be created",
+        where=str(output),
+        got=f"{error.strerror}: {error.filename or output}",
+        need="a file in a folder that can be written",
+        do="give another -o OUT.onnx",
+    )
