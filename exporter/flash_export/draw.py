@@ -22,7 +22,7 @@ from flash_export.input_roles import Role, fed_inputs, read_roles
 Padding = Literal["mixed", "full", "right", "left", "holes"]
 PADDINGS: tuple[Padding, ...] = ("mixed", "full", "right", "left", "holes")
 
-_BATCH_SIZES = (2, 1, 3)
+_BATCH_SIZES = (2, 1, 4)
 _LENGTHS = ((67, 41, 53, 37), (1, 19, 5, 11), (131, 97, 29, 71))
 """Sizes of the 1st, 2nd, ... dim that is no batch, in three settings: odd, unequal, past one tile, 1 among them."""
 
@@ -36,8 +36,8 @@ def draw_inputs(
         model: an ONNX file, or the same loaded.
         sizes: dynamic dim -> size; names as ``dynamic_dims`` gives them.
         seed: what the numbers depend on, besides names and shapes.
-        kind: how masks are filled. ``mixed``: the first row is all ones, then right padding, left padding and
-            holes take turns; every row keeps at least one 1.
+        kind: how masks are filled. ``mixed``: all ones, right padding, left padding and holes take turns from row
+            to row, starting with the ``seed``-th; every row keeps at least one 1.
         spread: standard deviation of floats.
 
     Raises:
@@ -97,9 +97,9 @@ def draw_mask(
         return mask
     keys = shape[-1]
     rows = mask.reshape(shape[0] if len(shape) > 1 else 1, -1, keys)
-    turns: tuple[Padding, ...] = ("right", "left", "holes")
+    turns: tuple[Padding, ...] = ("full", "right", "left", "holes")
     for i, row in enumerate(rows):
-        style = kind if kind != "mixed" else ("full" if i == 0 else turns[(i - 1 + turn) % len(turns)])
+        style = kind if kind != "mixed" else turns[(i + turn) % len(turns)]
         kept = int(rng.integers(1, keys + 1))
         if style == "right":
             row[:, kept:] = False

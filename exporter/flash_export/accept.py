@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one rule by which the check accepts numbers: twice the unfused graph's own rounding, never a guess.
+
+``reference`` is the unfused graph in float64 and ``base`` the same graph in float32. ``output`` may be off by
+2 x max|base - reference| + 2 ulp, and over at least 1,024 numbers its mean error may be 1.5 x the base's + 1 ulp.
+The rule is that of FlashAttention's own tests (github.com/Dao-AILab/flash-attention).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+
+FACTOR = 2.0
+FACTOR_WITH_SOFTCAP = 3.0
+FACTOR_BETWEEN_TWO = 2 * FACTOR
+"""For two results that the rule allows to stand on opposite sides of the reference (triangle inequality)."""
+
+MEAN_FACTOR = 1.5
+POOLED_AT_LEAST = 1024
+
+UNKNOWN_NOISE = 2.0**-13
+"""Relative rounding of a whole float32 model that no float64 twin can measure: 1,024 units in the last place. A 1 %
+fault is 80 times as large."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Noise:
+    """Rounding error of the unfused graph, relative to its largest number and to the mean of its magnitudes.
+
+    Of integers and truths: the share that rounding has turned over (an argmax between two near equals).
+    """
+
+    maximum: float
+    mean: float
+
+    @classmethod
+    def between(cls, base: np.ndarray, reference: np.ndarray) -> Noise:
+        """The error of ``base``; NaN and infinities of either are left out."""
+        if reference.dtype.kind in "biu":
+            share = float((base != reference).mean()) if reference.size else 0.0
+            return cls(share, share)
+        finite = np.isfinite(base) & np.isfinite(reference)
+        ref = reference[finite].astype(np.float64)
+        error = np.abs(base[finite].astype(np.float64) - ref)
+        largest, mean = _largest(ref), _mean(ref)
+        return cls(_largest(error) / largest if largest else 0.0, _mean(error) / mean if mean else 0.0)
+
+    @classmethod
+    def pooled(cls, noises: Iterable[Noise]) -> Noise:
+        """The largest of several trials: a single small output says little about its noise."""
+        noises = list(noises)
+        return cls(max((n.maximum for n in noises), default=0.0), max((n.mean for n in noises), default=0.0))
+
+    def scaled(self, by: float) -> Noise:
+        """The noise of a type whose unit roundoff is ``by`` times float32's."""
+        return Noise(self.maximum * by, self.mean * by)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verdict:
+    """How one output compares. ``why`` is empty when it is accepted; errors are over finite numbers."""
+
+    why: str
+    max_abs_error: float
+    tolerance: float
+    mean_abs_error: float
+    mean_tolerance: float | None
+    reference_is_nan: int
+
+    @property
+    def passed(self) -> bool:
+        return not self.why
+
+    @property
+    def excess(self) -> float:
+        """Error over tolerance; above 1 it failed."""
+        if self.why:
+            return np.inf
+        return self.max_abs_error / self.tolerance if self.tolerance else 0.0
+
+    def as_report(self) -> dict[str, object]:
+        """The verdict's part of a run in ``report.json``; a number that JSON lacks becomes None."""
+        return {
+            "passed": self.passed,
+            "max_abs_error": finite_or_none(self.max_abs_error),
+            "tolerance": finite_or_none(self.tolerance),
+            "mean_abs_error": finite_or_none(self.mean_abs_error),
+            "mean_tolerance": finite_or_none(self.mean_tolerance),
+            "reference_is_nan": self.reference_is_nan,
+            "why": self.why or None,
+        }
+
+
+def finite_or_none(number: float | None) -> float | None:
+    """``number`` where JSON can hold it."""
+    return number if number is not None and np.isfinite(number) else None
+
+
+def judge(
+    output: np.ndarray, reference: np.ndarray, noise: Noise, *, factor: float = FACTOR, dtype: np.dtype | None = None
+) -> Verdict:
+    """Compares one output with its reference.
+
+    A NaN of the reference (every key of a row masked, without a guard) is a class of its own: the output must be
+    finite there, and nothing else is asked of it.
+
+    Args:
+        dtype: whose unit in the last place counts; float32 by default.
+    """
+    if output.shape != reference.shape:
+        return failed(f"its shape is {list(output.shape)} instead of {list(reference.shape)}")
+    if reference.dtype.kind in "biu":
+        return _judge_exact(output, reference, factor * noise.maximum)
+    out, ref = output.astype(np.float64), reference.astype(np.float64)
+    nan = np.isnan(ref)
+    odd = _odd_values(out, ref, nan)
+    finite = np.isfinite(ref) & np.isfinite(out)
+    error = np.abs(out - ref, where=finite, out=np.zeros_like(ref))
+    compared = ref[finite]
+    ulp = unit_in_last_place(compared, dtype or np.dtype(np.float32))
+    tolerance = factor * noise.maximum * _largest(compared) + 2 * ulp
+    mean_tolerance = None
+    if compared.size >= POOLED_AT_LEAST:
+        mean_tolerance = factor / FACTOR * MEAN_FACTOR * noise.mean * _mean(compared) + ulp
+    worst, mean = float(error.max(initial=0.0)), float(error[finite].mean()) if compared.size else 0.0
+    why = odd
+    if not why and worst > tolerance:
+        at = np.unravel_index(int(error.argmax()), error.shape)
+        place = [int(i) for i in at]
+        why = f"max |difference| {worst:.3g} (at {place}: {out[at]:.6g} instead of {ref[at]:.6g})"
+    if not why and mean_tolerance is not None and mean > mean_tolerance:
+        why = f"mean |difference| {mean:.3g}, more than {mean_tolerance:.3g}"
+    return Verdict(why, worst, tolerance, mean, mean_tolerance, int(nan.sum()))
+
+
+def unit_in_last_place(reference: np.ndarray, dtype: np.dtype) -> float:
+    """max|((ref + 0.3) - 0.3) - ref| in ``dtype``."""
+    rounded = reference.astype(dtype)
+    step = ((rounded + dtype.type(0.3)) - dtype.type(0.3)) - rounded
+    return _largest(step.astype(np.float64))
+
+
+def _odd_values(out: np.ndarray, ref: np.ndarray, nan: np.ndarray) -> str:
+    """Where infinities and NaN stand; finite numbers where the reference is NaN are welcome."""
+    if broken := int((~np.isfinite(out) & nan).sum()):
+        return f"{broken} numbers are not finite where every key is masked"
+    if broken := int((np.isnan(out) & ~nan).sum()):
+        return f"{broken} numbers are NaN where the reference is not"
+    infinite = (np.isinf(ref) | np.isinf(out)) & ~nan
+    if broken := int((out[infinite] != ref[infinite]).sum()):
+        return f"{broken} numbers are infinite on one side only"
+    return ""
+
+
+def _judge_exact(output: np.ndarray, reference: np.ndarray, allowed_share: float) -> Verdict:
+    """Integers and truths are equal, but for as many as rounding turns over in the unfused model itself."""
+    different = int((output != reference).sum())
+    why = ""
+    if different > allowed_share * reference.size:
+        why = f"{different} of {reference.size} integers differ"
+    error = float(np.abs(output.astype(np.float64) - reference.astype(np.float64)).max(initial=0.0))
+    return Verdict(why, error, 0.0, 0.0, None, 0)
+
+
+def failed(why: str) -> Verdict:
+    """The verdict on an output that cannot be compared at all."""
+    return Verdict(why, np.inf, 0.0, np.inf, None, 0)
+
+
+def _largest(x: np.ndarray) -> float:
+    return float(np.abs(x).max(initial=0.0))
+
+
+def _mean(x: np.ndarray) -> float:
+    return float(np.abs(x).mean()) if x.size else 0.0

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proves a fused file before it is published: structure, each site alone, and the whole model. See docs/checking.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from flash_export import twin
+from flash_export.accept import finite_or_none
+from flash_export.boundary import Boundary, read_boundary
+from flash_export.check_model import ModelRun, Reference, run_fused, run_unfused
+from flash_export.check_site import SiteRun, check_site
+from flash_export.check_structure import check_structure
+from flash_export.cut import CannotCut, attention_nodes, cut
+from flash_export.errors import NumbersDiffer
+from flash_export.function_body import functions_for
+from flash_export.sites import Site
+from flash_export.trials import plan_trials
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What the check measured. ``max_abs_error`` and ``tolerance`` are those of the run that came closest to failing.
+
+    ``runs`` holds one entry for each site and setting, and for each output of the whole model and setting.
+    """
+
+    passed: bool
+    max_abs_error: float | None
+    tolerance: float | None
+    runs: list[dict[str, object]]
+
+    def as_report(self) -> dict[str, object]:
+        """The ``check`` entry of ``report.json``, schema 1."""
+        return dataclasses.asdict(self)
+
+
+def check(
+    unfused: Path,
+    fused: Path,
+    sites: list[Site],
+    *,
+    reference: Reference | None,
+    example: Mapping[str, np.ndarray],
+    dims: Mapping[str, tuple[int, int]],
+    values: Path | None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> CheckResult:
+    """Compares the fused file with the unfused one and returns what was measured.
+
+    Args:
+        reference: eager PyTorch on named inputs, outputs in the model's order; None for ONNX sources.
+        example: inputs that the exporter knows to be valid; may be empty.
+        dims: dynamic dim -> the range it may take.
+        values: the user's ``--values FILE.npz``; replaces drawn inputs.
+        progress: told (step, done, total).
+
+    Raises:
+        NumbersDiffer: a site, or else an output of the whole model, is off by more than rounding explains.
+        UsageError: ``values`` cannot be used, or no inputs can be drawn on which the unfused model runs.
+        check_structure.BrokenRewrite: the file itself is wrong.
+    """
+    tell = progress or (lambda step, done, total: None)
+    tell("structure", 0, 1)
+    check_structure(fused)
+    tell("structure", 1, 1)
+    with tempfile.TemporaryDirectory(prefix="flash-export-check-") as name:
+        folder = Path(name)
+        roundoff, plain, flash = _load(unfused, fused, sites)
+        trials = plan_trials(plain, example=example, ranges=dims, values=values, seed=seed)
+        rewritten = [s for s in sites if s.status == "fused" and s.boundary]
+        boundaries = _boundaries(rewritten, plain, flash)
+        tell("unfused model", 0, 1)
+        expected = run_unfused(plain, trials, boundaries, folder)
+        tell("unfused model", 1, 1)
+        site_runs = []
+        for i, site in enumerate(rewritten):
+            tell("sites", i, len(rewritten))
+            site_runs += check_site(site, plain, flash, expected.seen, folder, seed)
+        tell("sites", len(rewritten), len(rewritten))
+        _raise_for_sites(site_runs)
+        tell("fused model", 0, 1)
+        model_runs = run_fused(flash, expected, folder, eager=reference, eager_roundoff=roundoff)
+        tell("fused model", 1, 1)
+        _raise_for_model(model_runs)
+    return _result(site_runs, model_runs)
+
+
+def _load(unfused: Path, fused: Path, sites: Sequence[Site]) -> tuple[float, ir.Model, ir.Model]:
+    """Both models in float32, and the roundoff of the original's type over that of float32."""
+    plain, flash = ir.load(unfused), ir.load(fused)
+    roundoff = twin.roundoff(plain)
+    twin.infer_types(plain)
+    before, after = (ir.convenience.create_value_mapping(m.graph, include_subgraphs=False) for m in (plain, flash))
+    for name in {name for site in sites for name in site.boundary}:
+        if name in before and name in after and after[name].type is None:
+            after[name].type = before[name].type
+    for model in (plain, flash):
+        _add_bodies(model)
+        twin.to_float32(model)
+    return roundoff, plain, flash
+
+
+def _add_bodies(model: ir.Model) -> None:
+    """A file written with --no-fallback has no bodies, and ONNX Runtime needs them."""
+    for function in functions_for(attention_nodes(model), model.opset_imports[""]):
+        model.functions.setdefault(function.identifier(), function)
+
+
+def _boundaries(sites: Sequence[Site], plain: ir.Model, flash: ir.Model) -> list[Boundary]:
+    found = []
+    for site in sites:
+        try:
+            cut(plain, site.boundary, [site.output])
+            found.append(read_boundary(site, flash))
+        except CannotCut:
+            continue  # check_site says so in its run
+    return found
+
+
+def _raise_for_sites(runs: Sequence[SiteRun]) -> None:
+    failed = [run for run in runs if run.verdict is not None and not run.verdict.passed]
+    if not failed:
+        return
+    names = list(dict.fromkeys(run.site for run in failed))
+    worst = failed[0]
+    assert worst.verdict is not None
+    skip = " ".join(f"--skip {name}" for name in names)
+    raise NumbersDiffer(
+        "the fused attention does not compute what the unfused one does",
+        where=f"site {', '.join(names)}" + (f" of {len({r.site for r in runs})}" if len(names) > 1 else ""),
+        got=f"{worst.verdict.why} at {worst.trial}",
+        need=f"at most {worst.verdict.tolerance:.3g}: twice the unfused attention's own float32 rounding",
+        do=f"leave it as standard ONNX with {skip}, and please report the model",
+    )
+
+
+def _raise_for_model(runs: Sequence[ModelRun]) -> None:
+    failed = [run for run in runs if not run.verdict.passed]
+    if not failed:
+        return
+    worst = failed[0]
+    if worst.against == "eager":
+        what = "the exported model does not compute what the PyTorch model does"
+        do = "please report the model; --no-check writes the files unproven"
+    else:
+        what = "the fused model does not compute what the unfused one does, though every site alone does"
+        do = "please report the model; --skip a site to narrow it down, --no-check writes the files unproven"
+    raise NumbersDiffer(
+        what,
+        where=f"output {worst.output}",
+        got=f"{worst.verdict.why} at {worst.trial}",
+        need=f"at most {worst.verdict.tolerance:.3g}: what the unfused model's own float32 rounding explains",
+        do=do,
+    )
+
+
+def _result(site_runs: Sequence[SiteRun], model_runs: Sequence[ModelRun]) -> CheckResult:
+    runs: list[SiteRun | ModelRun] = [*site_runs, *model_runs]
+    verdicts = [run.verdict for run in runs if run.verdict is not None]
+    closest = max(verdicts, key=lambda v: v.excess, default=None)
+    return CheckResult(
+        passed=True,
+        max_abs_error=finite_or_none(closest.max_abs_error) if closest else None,
+        tolerance=finite_or_none(closest.tolerance) if closest else None,
+        runs=[run.as_report() for run in runs],
+    )

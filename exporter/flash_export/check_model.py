@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole model: fused against unfused, and against eager PyTorch where the source is PyTorch, in float32.
+
+The unfused model runs in float64 first, then in float32; what it is off by is its own noise, and by that the fused
+model is judged. The float32 run also shows what stands at the boundary of each site.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from flash_export import accept
+from flash_export.accept import Noise, Verdict
+from flash_export.boundary import Boundary
+from flash_export.check_site import Seen
+from flash_export.errors import UsageError
+from flash_export.runtime import CannotRun, open_float64, open_session
+from flash_export.trials import Trial
+from flash_export.twin import NoTwin
+
+FLOAT64_LIMIT_BYTES = 8 * 2**30
+"""Weights of a float64 twin; a larger model is measured against its float32 run and a fixed bound."""
+
+_SHAPE_OF = "flash_export/shape_of/"
+
+Reference = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ModelRun:
+    """One output of the whole model at one setting, against the unfused model or against eager PyTorch."""
+
+    output: str
+    trial: str
+    against: str
+    verdict: Verdict
+    reference: str
+
+    def as_report(self) -> dict[str, object]:
+        """The run's entry in ``report.json``."""
+        return {
+            "kind": "model",
+            "name": self.output,
+            "setting": self.trial,
+            "against": self.against,
+            "reference": self.reference,
+            **self.verdict.as_report(),
+        }
+
+
+@dataclasses.dataclass(slots=True)
+class Expected:
+    """What the unfused model gave: outputs to compare with, its noise, and what stood at the sites' boundaries."""
+
+    trials: list[Trial] = dataclasses.field(default_factory=list)
+    outputs: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
+    noise: list[Noise] = dataclasses.field(default_factory=list)
+    seen: dict[str, Seen] = dataclasses.field(default_factory=dict)
+    reference: str = "float64"
+
+
+def run_unfused(plain: ir.Model, trials: Sequence[Trial], boundaries: Sequence[Boundary], folder: Path) -> Expected:
+    """Runs the unfused model on every trial, in float64 where that can be done and in float32.
+
+    A drawn trial that the model itself refuses (lengths that do not go together) is left out.
+
+    Raises:
+        UsageError: no trial runs.
+    """
+    expected = Expected()
+    wide = _run_float64(plain, trials, folder)
+    probe = open_session(_with_probes(plain, boundaries), folder)
+    names = [v.name or "" for v in plain.graph.outputs]
+    probes = _probe_names(plain, boundaries)
+    noises = []
+    refusal = ""
+    for trial in trials:
+        try:
+            found = probe.run(trial.feeds, names + probes)
+        except CannotRun as error:
+            refusal = str(error)
+            continue
+        base = found[: len(names)]
+        reference = wide.get(trial.name, base)
+        expected.trials.append(trial)
+        expected.outputs[trial.name] = reference
+        shown = dict(zip(names + probes, found, strict=True)) | trial.feeds
+        expected.seen[trial.name] = _seen(boundaries, shown)
+        noises.append([Noise.between(b, r) for b, r in zip(base, reference, strict=True)])
+    if not expected.trials:
+        raise UsageError(
+            "the unfused model runs on none of the inputs that were drawn for the check",
+            where=", ".join(trial.name for trial in trials),
+            got=refusal,
+            need="inputs that go together",
+            do="give them with --values FILE.npz, or leave the check out with --no-check",
+        )
+    if any(trial.name not in wide for trial in expected.trials):
+        expected.reference = "float32"
+        expected.noise = [Noise(accept.UNKNOWN_NOISE, accept.UNKNOWN_NOISE)] * len(names)
+    else:
+        expected.noise = [Noise.pooled(column) for column in zip(*noises, strict=True)]
+    return expected
+
+
+def _run_float64(plain: ir.Model, trials: Sequence[Trial], folder: Path) -> dict[str, list[np.ndarray]]:
+    """Outputs of the float64 twin by trial, as far as they can be had."""
+    weights = sum(2 * v.const_value.nbytes for v in plain.graph.initializers.values() if v.const_value is not None)
+    if weights > FLOAT64_LIMIT_BYTES:
+        return {}
+    try:
+        session = open_float64(plain, folder)
+    except NoTwin:
+        return {}
+    outputs = {}
+    for trial in trials:
+        try:
+            outputs[trial.name] = session.run(trial.feeds)
+        except CannotRun:
+            continue
+    return outputs
+
+
+def _captured(boundaries: Sequence[Boundary]) -> list[str]:
+    return list(dict.fromkeys(name for boundary in boundaries for name in boundary.captured))
+
+
+def _drawn(boundaries: Sequence[Boundary]) -> list[str]:
+    return list(dict.fromkeys(name for boundary in boundaries for name in boundary.drawn))
+
+
+def _probe_names(plain: ir.Model, boundaries: Sequence[Boundary]) -> list[str]:
+    """The extra outputs of a probed model: captured values, and the shapes of drawn ones."""
+    given = {v.name for v in (*plain.graph.inputs, *plain.graph.outputs)}
+    return [
+        *(name for name in _captured(boundaries) if name not in given),
+        *(_SHAPE_OF + name for name in _drawn(boundaries)),
+    ]
+
+
+def _with_probes(plain: ir.Model, boundaries: Sequence[Boundary]) -> ir.Model:
+    """A copy with the boundary as extra outputs. Of drawn values only the shape leaves, so memory stays small."""
+    probed = plain.clone()
+    values = ir.convenience.create_value_mapping(probed.graph, include_subgraphs=False)
+    for name in _probe_names(plain, boundaries):
+        if name.startswith(_SHAPE_OF):
+            shape = ir.node("Shape", [values[name.removeprefix(_SHAPE_OF)]])
+            shape.outputs[0].name = name
+            shape.outputs[0].dtype = ir.DataType.INT64
+            probed.graph.append(shape)
+            probed.graph.outputs.append(shape.outputs[0])
+        else:
+            probed.graph.outputs.append(values[name])
+    return probed
+
+
+def _seen(boundaries: Sequence[Boundary], shown: Mapping[str, np.ndarray]) -> Seen:
+    captured = {name: shown[name] for name in _captured(boundaries)}
+    return captured | {name: tuple(map(int, shown[_SHAPE_OF + name])) for name in _drawn(boundaries)}
+
+
+def run_fused(
+    flash: ir.Model, expected: Expected, folder: Path, *, eager: Reference | None, eager_roundoff: float
+) -> list[ModelRun]:
+    """Judges every output of the fused model on every trial, and those of eager PyTorch against the fused ones.
+
+    Args:
+        eager_roundoff: unit roundoff of the model's own float type over that of float32; eager PyTorch computes
+            in that type.
+    """
+    session = open_session(flash, folder)
+    names = [v.name or "" for v in flash.graph.outputs]
+    runs = []
+    for trial in expected.trials:
+        references = expected.outputs[trial.name]
+        try:
+            outputs = session.run(trial.feeds)
+        except CannotRun as error:
+            verdict = accept.failed(f"the fused model does not run: {error}")
+            runs += [ModelRun(name, trial.name, "unfused", verdict, expected.reference) for name in names]
+            continue
+        for name, out, ref, noise in zip(names, outputs, references, expected.noise, strict=True):
+            runs.append(ModelRun(name, trial.name, "unfused", accept.judge(out, ref, noise), expected.reference))
+        if eager is not None:
+            runs += _against_eager(eager, trial, names, outputs, expected, eager_roundoff)
+    return runs
+
+
+def _against_eager(
+    eager: Reference,
+    trial: Trial,
+    names: Sequence[str],
+    outputs: Sequence[np.ndarray],
+    expected: Expected,
+    roundoff: float,
+) -> list[ModelRun]:
+    """Eager PyTorch rounds for itself, so it and the fused model may stand on opposite sides of the reference."""
+    runs = []
+    for name, out, ref, noise in zip(names, outputs, eager(trial.feeds), expected.noise, strict=True):
+        verdict = accept.judge(out, ref, noise.scaled(roundoff), factor=accept.FACTOR_BETWEEN_TWO, dtype=ref.dtype)
+        runs.append(ModelRun(name, trial.name, "eager", verdict, "eager PyTorch"))
+    return runs

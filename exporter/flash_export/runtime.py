@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a model in ONNX Runtime on the CPU, from memory or by path, with the graph's own meaning.
+
+Only basic optimisations are on: the extended ones replace whole attentions by operators of ONNX Runtime, and then
+the check would compare those.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx.reference
+import onnx_ir as ir
+import onnxruntime
+
+from flash_export import twin
+
+_INLINE_BYTES = 2**20
+"""Larger tensors go to a file of their own, so that a model of any size loads by path."""
+
+
+class CannotRun(Exception):
+    """ONNX Runtime refused a model or failed in it; the text is its own, on one line."""
+
+
+class Session:
+    """One loaded model. Inputs are cast to what the model takes, so that its twins share their feeds.
+
+    Raises:
+        CannotRun: ONNX Runtime does not load it.
+    """
+
+    def __init__(self, model: ir.Model | Path, folder: Path) -> None:
+        """Loads ``model``; a model from memory is written into ``folder`` first."""
+        path = model if isinstance(model, Path) else _write(model, folder)
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise CannotRun(_one_line(error)) from error
+        self._dtypes = {i.name: _numpy_dtype(i.type) for i in self._session.get_inputs()}
+        self.outputs = [o.name for o in self._session.get_outputs()]
+
+    def run(self, feeds: Mapping[str, np.ndarray], outputs: Sequence[str] | None = None) -> list[np.ndarray]:
+        """The named outputs (all by default). Feeds that the model does not take are left out.
+
+        Raises:
+            CannotRun: ONNX Runtime fails on these numbers.
+        """
+        typed = {name: cast_array(feeds[name], dtype) for name, dtype in self._dtypes.items() if name in feeds}
+        try:
+            return list(self._session.run(outputs, typed))
+        except Exception as error:
+            raise CannotRun(_one_line(error)) from error
+
+
+class EvaluatorSession:
+    """The same with onnx's reference evaluator: slow, for small graphs that ONNX Runtime does not take.
+
+    Raises:
+        CannotRun: onnx does not load the model.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        try:
+            self._evaluator = onnx.reference.ReferenceEvaluator(ir.to_proto(model))
+        except Exception as error:
+            raise CannotRun(_one_line(error)) from error
+        self._dtypes = {v.name or "": v.dtype.numpy() for v in model.graph.inputs if v.dtype is not None}
+
+    def run(self, feeds: Mapping[str, np.ndarray], outputs: Sequence[str] | None = None) -> list[np.ndarray]:
+        """As ``Session.run``."""
+        typed = {name: cast_array(feeds[name], dtype) for name, dtype in self._dtypes.items() if name in feeds}
+        try:
+            return [np.asarray(x) for x in self._evaluator.run(list(outputs) if outputs else None, typed)]
+        except Exception as error:
+            raise CannotRun(_one_line(error)) from error
+
+
+def open_session(model: ir.Model, folder: Path) -> Session | EvaluatorSession:
+    """ONNX Runtime's session, or the reference evaluator's where ONNX Runtime does not load ``model``.
+
+    ONNX Runtime 1.32 refuses several files with the standard Attention operator that PyTorch writes at opset 23.
+
+    Raises:
+        CannotRun: neither loads it; the text is ONNX Runtime's.
+    """
+    try:
+        return Session(model, folder)
+    except CannotRun as refused:
+        try:
+            return EvaluatorSession(model)
+        except CannotRun:
+            raise refused from None
+
+
+def cast_array(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """``array`` in ``dtype``; a fill of finfo.min stays one."""
+    if array.dtype == dtype:
+        return array
+    if twin.is_float(array.dtype) and twin.is_float(dtype):
+        return twin.convert_array(array, dtype)
+    return array.astype(dtype)
+
+
+def open_float64(model: ir.Model, folder: Path) -> Session | EvaluatorSession:
+    """The float64 twin of ``model``, loaded.
+
+    Raises:
+        twin.NoTwin: it cannot be made, or nothing here can run it.
+    """
+    in_float32: frozenset[str] = frozenset()
+    while True:
+        wide = model.clone()
+        twin.to_float64(wide, in_float32=in_float32)
+        try:
+            return Session(wide, folder)
+        except CannotRun as error:
+            # "Could not find an implementation for Erf(13) node with name ..."
+            lacking = re.search(r"implementation for (\w+)\(", str(error))
+            if lacking is None or lacking[1] in in_float32:
+                break
+            in_float32 |= {lacking[1]}
+    try:
+        return EvaluatorSession(wide)
+    except CannotRun as error:
+        raise twin.NoTwin(str(error)) from error
+
+
+def _write(model: ir.Model, folder: Path) -> Path:
+    path = folder / f"{len(list(folder.iterdir()))}.onnx"
+    ir.save(model, path, external_data=f"{path.name}.data", size_threshold_bytes=_INLINE_BYTES)
+    return path
+
+
+def _numpy_dtype(name: str) -> np.dtype:
+    """``tensor(float)`` as ONNX Runtime spells it -> the NumPy dtype."""
+    spelling = {"float": "FLOAT", "double": "DOUBLE"}
+    inner = name.removeprefix("tensor(").removesuffix(")")
+    return ir.DataType[spelling.get(inner, inner.upper())].numpy()
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:600]

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inputs that the check runs a whole model on: the user's values, the exporter's example, or drawn ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from flash_export.draw import draw_inputs, sizes_to_try
+from flash_export.errors import UsageError
+from flash_export.input_roles import fed_inputs
+
+STATIC_TRIALS = 3
+"""Seeds tried on a model without dynamic dims."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Trial:
+    """One set of inputs. ``name`` says where they come from: ``values``, ``example``, or sizes and seed."""
+
+    name: str
+    feeds: dict[str, np.ndarray]
+
+
+def plan_trials(
+    model: ir.Model,
+    *,
+    example: Mapping[str, np.ndarray],
+    ranges: Mapping[str, tuple[int, int]],
+    values: Path | None,
+    seed: int,
+) -> list[Trial]:
+    """The trials of one check, the smallest sizes not first: ``values`` alone where given, else drawn ones and
+    the example.
+
+    Raises:
+        UsageError: ``values`` is no readable NPZ file or lacks an input; an input cannot be drawn.
+    """
+    if values is not None:
+        return [Trial("values", read_values(model, values))]
+    settings = sizes_to_try(model, ranges)
+    if settings == [{}]:
+        settings = [{}] * STATIC_TRIALS
+    trials = [Trial(_name(sizes, seed + i), draw_inputs(model, sizes, seed + i)) for i, sizes in enumerate(settings)]
+    if example and set(example) >= set(fed_inputs(model)):
+        trials.append(Trial("example", dict(example)))
+    return trials
+
+
+def _name(sizes: Mapping[str, int], seed: int) -> str:
+    return " ".join([*(f"{name}={size}" for name, size in sizes.items()), f"seed={seed}"])
+
+
+def read_values(model: ir.Model, path: Path) -> dict[str, np.ndarray]:
+    """The arrays of ``--values FILE.npz``, one for every graph input. Pickled arrays are refused.
+
+    Raises:
+        UsageError: the file is missing, is no NPZ, holds objects, or lacks an input.
+    """
+    needed = fed_inputs(model)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            found = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        raise UsageError(
+            "cannot read the values for the check",
+            where=f"--values {path}",
+            got=" ".join(str(error).split())[:200],
+            need="an NPZ file of plain arrays",
+            do="write it with numpy.savez(FILE, **{input name: array})",
+        ) from error
+    for name, value in needed.items():
+        if name not in found:
+            raise UsageError(
+                "the values for the check lack an input",
+                where=f"--values {path}",
+                got=f"arrays {sorted(found)}",
+                need=f"one array for each of {sorted(needed)}",
+                do=f"add {name} with numpy.savez(FILE, **{{input name: array}})",
+            )
+        _refuse_misfit(path, name, value, found[name])
+    return {name: found[name] for name in needed}
+
+
+def _refuse_misfit(path: Path, name: str, value: ir.Value, array: np.ndarray) -> None:
+    shape = value.shape
+    fits = shape is None or (
+        len(shape) == array.ndim
+        and all(not isinstance(want, int) or want == got for want, got in zip(shape, array.shape, strict=True))
+    )
+    if not fits:
+        raise UsageError(
+            "the values for the check do not fit an input",
+            where=f"--values {path}, array {name}",
+            got=f"shape {list(array.shape)}",
+            need=f"shape {shape}",
+            do="give an array of that shape",
+        )

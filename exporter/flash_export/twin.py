@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Twins of a model: the same computation in float32 (what the check runs) or in float64 (what it measures against).
+
+A half-precision model hides a wrong scale under its own rounding, so its numbers are compared in float32; and the
+rounding of the float32 run is measured against a float64 run, so that a tolerance never has to be guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common
+
+_HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+_FLOATS = _HALVES | {ir.DataType.FLOAT}
+
+_TYPE_ATTRIBUTES = ("to", "dtype", "softmax_precision")
+"""Attributes that name an element type: of Cast, of EyeLike and the random operators, of Attention."""
+
+_MOVES_DATA = frozenset({
+    "Cast", "CastLike", "Compress", "Concat", "Constant", "ConstantOfShape", "DepthToSpace", "Expand", "EyeLike",
+    "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "If", "IsInf", "IsNaN", "Loop", "NonZero",
+    "OneHot", "Pad", "Range", "Reshape", "Scan", "ScatterElements", "ScatterND", "Shape", "Size", "Slice",
+    "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where",
+})  # fmt: skip
+_COMPUTES_IN_FLOAT64 = frozenset({
+    "Abs", "Add", "ArgMax", "ArgMin", "Attention", "Ceil", "Clip", "Cos", "CumSum", "Div", "Dropout", "Einsum",
+    "Elu", "Equal", "Exp", "Floor", "Gemm", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish",
+    "LayerNormalization", "LeakyRelu", "Less", "LessOrEqual", "Log", "LogSoftmax", "MatMul", "Max", "Min", "Mish",
+    "Mul", "Neg", "Not", "PRelu", "Pow", "RMSNormalization", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSum",
+    "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu",
+    "Round", "Sigmoid", "Sign", "Sin", "Softmax", "Softplus", "Softsign", "Sqrt", "Sub", "Tan", "Tanh", "TopK",
+})  # fmt: skip
+"""What ONNX Runtime's CPU provider computes in float64; every other operator of a float64 twin runs in float32."""
+
+
+class NoTwin(Exception):
+    """A float64 twin cannot be made; the text says why. Never shown as an error: the check falls back."""
+
+
+def roundoff(model: ir.Model) -> float:
+    """The unit roundoff of the narrowest float type of ``model``, over that of float32."""
+    found = {value.dtype for value in _values(model)}
+    if ir.DataType.BFLOAT16 in found:
+        return 2.0**16
+    return 2.0**13 if ir.DataType.FLOAT16 in found else 1.0
+
+
+def infer_types(model: ir.Model) -> None:
+    """Every value has its type afterwards, as far as onnx can tell; many exporters write none."""
+    if any(value.dtype is None for value in _values(model)):
+        onnx_ir.passes.common.ShapeInferencePass(strict_mode=False)(model)
+
+
+def to_float32(model: ir.Model) -> None:
+    """Turns every float16 and bfloat16 tensor of ``model`` into float32, in place and lazily.
+
+    The smallest and the largest finite number of a type, which stand for "masked", become those of the new type.
+    """
+    _retype(model, _HALVES, ir.DataType.FLOAT)
+
+
+def to_float64(model: ir.Model, *, in_float32: frozenset[str] = frozenset()) -> None:
+    """Turns every float tensor of ``model`` into float64, in place and lazily.
+
+    Operators that ONNX Runtime cannot compute in float64 (Erf, Conv, ...) run in float32 between two Casts, and so
+    do those that ``in_float32`` names.
+
+    Raises:
+        NoTwin: a type that decides where a Cast must stand is unknown.
+    """
+    onnx_ir.passes.common.InlinePass()(model)
+    infer_types(model)
+    _fence_float32(model, in_float32)
+    _retype(model, _FLOATS, ir.DataType.DOUBLE)
+
+
+_FENCED = "flash_export_fenced"
+"""Mark in a value's ``meta``: it stays float32 in a float64 twin."""
+
+
+def _fence_float32(model: ir.Model, in_float32: frozenset[str]) -> None:
+    """Puts a Cast before and after each operator that has no float64 kernel."""
+    free = (_COMPUTES_IN_FLOAT64 | _MOVES_DATA) - in_float32
+    for node in list(_nodes(model)):
+        if node.op_type in free and node.domain in ("", "ai.onnx"):
+            continue
+        if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
+            raise NoTwin(f"{node.op_type} holds a subgraph")
+        for i, value in enumerate(node.inputs):
+            if value is None:
+                continue
+            if value.dtype is None:
+                raise NoTwin(f"the type of {value.name} is unknown")
+            if value.dtype in _FLOATS:
+                node.replace_input_with(i, _cast_before(node, i, value))
+        for value in list(node.outputs):
+            if value.dtype is None and value.uses():
+                raise NoTwin(f"the type of {value.name} is unknown")
+            if value.dtype in _FLOATS:
+                _cast_after(node, value)
+
+
+def _cast_before(node: ir.Node, operand: int, value: ir.Value) -> ir.Value:
+    cast = ir.node("Cast", [value], {"to": ir.DataType.FLOAT})
+    cast.outputs[0].name = f"{node.outputs[0].name}/operand_{operand}"
+    cast.outputs[0].dtype = ir.DataType.FLOAT
+    cast.outputs[0].meta[_FENCED] = True
+    cast.meta[_FENCED] = True
+    node.prepend(cast)
+    return cast.outputs[0]
+
+
+def _cast_after(node: ir.Node, value: ir.Value) -> None:
+    """``value`` keeps its name and moves behind the Cast, so that graph outputs stay what they are."""
+    cast = ir.node("Cast", [value], {"to": ir.DataType.FLOAT})  # retyped with the rest
+    wide = cast.outputs[0]
+    wide.type, wide.shape = value.type, value.shape
+    value.replace_all_uses_with(wide, replace_graph_outputs=True)
+    cast.replace_input_with(0, value)
+    wide.name, value.name = value.name, f"{value.name}/in_float32"
+    value.meta[_FENCED] = True
+    value.type = ir.TensorType(ir.DataType.FLOAT)
+    node.append(cast)
+
+
+def _retype(model: ir.Model, sources: frozenset[ir.DataType], target: ir.DataType) -> None:
+    for value in _values(model):
+        if _FENCED in value.meta or not isinstance(value.type, ir.TensorType) or value.dtype not in sources:
+            continue
+        if value.const_value is not None:
+            value.const_value = _converted(value.const_value, target)
+        value.type = ir.TensorType(target)  # a new one: a cloned model shares its types with the original
+    for node in _nodes(model):
+        if _FENCED not in node.meta:
+            _retype_attributes(node, sources, target)
+
+
+def _retype_attributes(node: ir.Node, sources: frozenset[ir.DataType], target: ir.DataType) -> None:
+    for attribute in list(_type_attributes(node)):
+        if attribute.value in sources:
+            node.attributes[attribute.name] = ir.AttrInt64(attribute.name, int(target))
+    if node.op_type in ("Constant", "ConstantOfShape"):
+        tensor = _constant_tensor(node)
+        if tensor is not None and tensor.dtype in sources:
+            node.attributes.clear()
+            node.attributes["value"] = ir.AttrTensor("value", _converted(tensor, target))
+
+
+def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
+    """What a Constant or a ConstantOfShape holds, where that may be a float tensor."""
+    for name, attribute in node.attributes.items():
+        if attribute.is_ref():
+            return None
+        if name == "value":
+            return attribute.as_tensor()
+        if name == "value_float":
+            return ir.tensor(np.float32(attribute.as_float()))
+        if name == "value_floats":
+            return ir.tensor(np.array(attribute.as_floats(), np.float32))
+    return ir.tensor(np.zeros(1, np.float32)) if node.op_type == "ConstantOfShape" else None
+
+
+def _type_attributes(node: ir.Node) -> Iterator[ir.Attr]:
+    for name in _TYPE_ATTRIBUTES:
+        attribute = node.attributes.get(name)
+        if attribute is not None and not attribute.is_ref() and attribute.type == ir.AttributeType.INT:
+            yield attribute
+
+
+def _converted(tensor: ir.TensorProtocol, target: ir.DataType) -> ir.TensorProtocol:
+    """The same numbers in another type, computed when they are read, so that one tensor is in memory at a time."""
+    shape = ir.Shape(tensor.numpy().shape) if not isinstance(tensor.shape, ir.Shape) else tensor.shape
+    return ir.LazyTensor(_converter(tensor, target), dtype=target, shape=shape, name=tensor.name)
+
+
+def _converter(tensor: ir.TensorProtocol, target: ir.DataType) -> Callable[[], ir.Tensor]:
+    def convert() -> ir.Tensor:
+        return ir.Tensor(convert_array(tensor.numpy(), target.numpy()), name=tensor.name)
+
+    return convert
+
+
+def convert_array(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """``array`` in a wider float type; its type's smallest and largest finite number become those of ``dtype``.
+
+    A fill of finfo.min swamps the score it is added to, and twice the fill is -inf; both stay so.
+    """
+    wide = array.astype(dtype)
+    narrow_limits, limits = ml_dtypes.finfo(array.dtype), ml_dtypes.finfo(dtype)
+    wide[array == narrow_limits.min] = limits.min
+    wide[array == narrow_limits.max] = limits.max
+    return wide
+
+
+def is_float(dtype: np.dtype) -> bool:
+    """Whether ``dtype`` is a float type of NumPy or ml_dtypes."""
+    return dtype.kind == "f" or dtype == ml_dtypes.bfloat16
+
+
+def _nodes(model: ir.Model) -> Iterator[ir.Node]:
+    yield from ir.traversal.RecursiveGraphIterator(model.graph)
+    for function in model.functions.values():
+        yield from ir.traversal.RecursiveGraphIterator(function)
+
+
+def _values(model: ir.Model) -> Iterator[ir.Value]:
+    """Every value once: inputs and initializers of all graphs, and what nodes make."""
+    for graph in model.graphs():
+        yield from graph.inputs
+        yield from (v for v in graph.initializers.values() if not v.is_graph_input())
+    for function in model.functions.values():
+        yield from function.inputs
+    for node in _nodes(model):
+        yield from node.outputs
