@@ -9,7 +9,6 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-import click
 import typer
 
 from flash_export import __version__
@@ -32,10 +31,10 @@ def run(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         _say(f"error: {error}")
         return error.exit_code
-    except click.ClickException as error:
-        error.show(file=sys.stderr)
+    except typer.TyperException as error:  # what typer's own copy of click raises for a wrong flag
+        error.show(file=sys.stderr)  # type: ignore[attr-defined]
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         _say("interrupted; nothing was written")
         return _INTERRUPTED
     except MemoryError:

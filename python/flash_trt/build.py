@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX -> TensorRT engine, with proof that our plugin is in it.
+
+TensorRT never says when it did not use a plugin: a node whose plugin it does not find is replaced by the function body
+in the file, and the engine is then right but slow and large. So the plugin layers are counted after parsing, and the
+finished plan's bytes are read for each node's attributes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import flash_trt
+from flash_export.errors import MissingHere, UnsupportedModel
+from flash_export.op import DOMAIN, VERSION
+from flash_export.save import check_output
+from flash_export.talk import Talk
+from flash_trt import backends, gpu, onnx_file, plan, plugin_library, shapes
+from flash_trt.backends import Backend, BackendChoice, Progress
+from flash_trt.onnx_file import FlashNode, OnnxFile
+from flash_trt.output import write_atomically
+from flash_trt.plugin_library import PluginLibrary, sha256_of
+
+SIDECAR_SCHEMA = 1
+_OLDEST_GENERATION = 80
+"""The kernels use mma and cp.async of sm_80; an older GPU cannot run the plugin."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """The flags of ``flash-trt build``; see its ``--help``."""
+
+    model: Path
+    output: Path
+    backend: BackendChoice = "auto"
+    shapes: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    allow_none: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Engine:
+    """A built engine that is not on disk yet.
+
+    Args:
+        data: the plan.
+        layers: name and operator of each of our plugin layers, in the network's order.
+        scratch_bytes: "Max Scratch Memory" as TensorRT logs it: what attention and its neighbours take at the largest
+            shapes, weights apart; None when this TensorRT does not log it.
+    """
+
+    data: bytes
+    layers: tuple[tuple[str, str], ...]
+    scratch_bytes: int | None
+
+
+def sidecar_path(engine: Path) -> Path:
+    """Where the JSON about ``engine`` lies."""
+    return engine.with_name(engine.name + ".json")
+
+
+def build(options: BuildOptions, talk: Talk) -> dict[str, Any]:
+    """Builds the engine, proves that every FlashAttention node is a plugin in it, and writes it with its sidecar.
+
+    Returns:
+        The sidecar, as written to ``OUTPUT.json``.
+
+    Raises:
+        UsageError: an unreadable model, a wrong shape or target, an output that cannot be created.
+        UnsupportedModel: no FlashAttention node (unless ``allow_none``), or TensorRT refuses the model.
+        MissingHere: no TensorRT, no plugin, or a node that the plugin does not serve.
+    """
+    check_output(options.output)
+    with talk.step("read", str(options.model)):
+        file = onnx_file.read(options.model)
+        given = [shapes.parse(text) for text in options.shapes]
+        profile = shapes.plan_profile(file.inputs, given)
+        _require_flash_nodes(file, options.allow_none)
+    backend = backends.select(options.backend, targets=bool(options.targets))
+    backends.check_targets(backend, options.targets, served_targets(backend))
+    targets = options.targets or default_targets(backend)
+    plugin = plugin_library.load(backend) if file.flash_nodes else None
+    _tell_choices(profile, targets, options, talk)
+    with talk.step("build", f"by {backend.name} {backend.version} for {', '.join(targets) or 'the GPU here'}"):
+        engine = build_engine(backend, file, profile, targets, talk.progress)
+    with talk.step("prove", f"{len(file.flash_nodes)} FlashAttention nodes in the plan"):
+        proof = prove_plugins(backend, file, engine)
+    sidecar = _sidecar(options, file, backend, plugin, profile, targets, engine, proof)
+    with talk.step("write", str(options.output)):
+        write_atomically(options.output, engine.data)
+        sidecar["engine"]["sha256"] = sha256_of(options.output)
+        sidecar["seconds"] = dict(talk.seconds)
+        write_atomically(sidecar_path(options.output), json.dumps(sidecar, indent=2).encode() + b"\n")
+    return sidecar
+
+
+def default_targets(backend: Backend) -> tuple[str, ...]:
+    """What to build for when nothing is asked: the GPU here, else all that backend and plugin both serve."""
+    return () if gpu.devices() else served_targets(backend)
+
+
+def served_targets(backend: Backend) -> tuple[str, ...]:
+    """The targets that both the backend can build for and the kernels can run on."""
+    return tuple(target for target in backend.targets if int(target.removeprefix("sm")) >= _OLDEST_GENERATION)
+
+
+def _require_flash_nodes(file: OnnxFile, allow_none: bool) -> None:
+    if not file.flash_nodes and not allow_none:
+        raise UnsupportedModel(
+            "the model has no FlashAttention node",
+            where=str(file.path),
+            got=f"{len(file.proto.graph.node)} nodes, none of them in domain {DOMAIN}",
+            need="a model written by flash-export",
+            do="run flash-export on it first, or build it as it is with --allow-none",
+        )
+
+
+def _tell_choices(profile: shapes.Profile, targets: Sequence[str], options: BuildOptions, talk: Talk) -> None:
+    for symbol, triple in profile.chosen.items():
+        talk.warn(f"no --shape settles {symbol}: taking {','.join(map(str, triple))} (min,opt,max)")
+    if targets and not options.targets:
+        talk.say(f"no GPU here: building for {', '.join(targets)}; --target chooses")
+
+
+# --- the engine -------------------------------------------------------------------------------------------------------
+
+
+def build_engine(
+    backend: Backend,
+    file: OnnxFile,
+    profile: shapes.Profile,
+    targets: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Engine:
+    """Parses, checks the plugin layers and builds.
+
+    Raises:
+        UnsupportedModel: TensorRT refuses the model; its own words are in the message.
+        MissingHere: a FlashAttention node did not become a plugin layer, or this TensorRT needs a GPU and none is here.
+    """
+    mark = len(backend.log)
+    builder = backends.create_builder(backend)
+    network = backends.create_network(backend, builder)
+    parser = backend.trt.OnnxParser(network, backend.logger)
+    if not parser.parse_from_file(str(file.path)):
+        raise _refused("parse", backend, file, _parser_errors(parser) or backend.errors_since(mark))
+    layers = plugin_layers(backend, network)
+    _require_plugin_layers(file.flash_nodes, layers, file)
+    config = builder.create_builder_config()
+    backends.set_targets(backend, config, targets)
+    keep_alive = backends.set_progress(backend, config, progress) if progress else None
+    _add_profile(builder, config, network, profile)
+    serialized = builder.build_serialized_network(network, config)
+    del keep_alive
+    if serialized is None:
+        raise _refused("build", backend, file, backend.errors_since(mark))
+    return Engine(bytes(serialized), layers, backend.scratch_bytes_since(mark))
+
+
+def _parser_errors(parser: Any) -> list[str]:
+    errors = [parser.get_error(index) for index in range(parser.num_errors)]
+    return [f"node {e.node_name() or e.node()} ({e.node_operator()}): {e.desc()}" for e in errors]
+
+
+def _refused(step: str, backend: Backend, file: OnnxFile, errors: Sequence[str]) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{backend.name} {backend.version} cannot {step} the model",
+        where=str(file.path),
+        got="; ".join(dict.fromkeys(errors)) or "no reason given",
+        need="a model, and shapes, that this TensorRT supports",
+        do="check the shapes given with --shape; if the reason names a FlashAttention node, see docs/engines.md",
+    )
+
+
+def _add_profile(builder: Any, config: Any, network: Any, profile: shapes.Profile) -> None:
+    if not profile.ranges:
+        return
+    holds_shape = {network.get_input(i).name: network.get_input(i).is_shape_tensor for i in range(network.num_inputs)}
+    optimization = builder.create_optimization_profile()
+    for range_ in profile.ranges:
+        # For an input that TensorRT reads as a shape, trtexec's spelling means its values.
+        setter = optimization.set_shape_input if holds_shape.get(range_.name) else optimization.set_shape
+        setter(range_.name, range_.smallest, range_.usual, range_.largest)
+    config.add_optimization_profile(optimization)
+
+
+def plugin_layers(backend: Backend, network: Any) -> tuple[tuple[str, str], ...]:
+    """Name and operator of each layer of ``network`` that is a plugin of ours."""
+    trt = backend.trt
+    found = []
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        if layer.type == trt.LayerType.PLUGIN_V3:
+            layer.__class__ = trt.IPluginV3Layer
+            core = layer.plugin.get_capability_interface(trt.PluginCapabilityType.CORE)
+            if core.plugin_namespace == DOMAIN:
+                found.append((layer.name, core.plugin_name))
+    return tuple(found)
+
+
+def _require_plugin_layers(nodes: Sequence[FlashNode], layers: Sequence[tuple[str, str]], file: OnnxFile) -> None:
+    """Fails when TensorRT inlined a node's function body instead of taking the plugin."""
+    short = Counter(node.operator for node in nodes) - Counter(operator for _, operator in layers)
+    if not short:
+        return
+    unnamed = [n for n in nodes if n.attributes.get("plugin_namespace") != DOMAIN]
+    unnamed += [n for n in nodes if n.attributes.get("plugin_version") != str(VERSION)]
+    names = {name for name, _ in layers}
+    lost = [node.name for node in nodes if node.operator in short and node.name not in names]
+    got = f"{len(layers)} plugin layers for {len(nodes)} FlashAttention nodes; missing: {', '.join(lost[:5])}"
+    if unnamed:
+        first = unnamed[0]
+        raise UnsupportedModel(
+            "TensorRT took the function body of a FlashAttention node instead of the plugin",
+            where=f"{file.path}, node {first.name}",
+            got=f"{got}; plugin_namespace {first.attributes.get('plugin_namespace')!r}, "
+            f"plugin_version {first.attributes.get('plugin_version')!r}",
+            need=f"plugin_namespace {DOMAIN!r} and plugin_version {str(VERSION)!r} on every node",
+            do="export the model again with this version of flash-export",
+        )
+    raise MissingHere(
+        "TensorRT took the function body of a FlashAttention node instead of the plugin",
+        where=str(file.path),
+        got=got,
+        need="one plugin layer for every FlashAttention node",
+        do="load the plugin before parsing (flash-trt env shows it); TensorRT 10.0 to 10.6 prefers the body: "
+        "export with flash-export --no-fallback there",
+    )
+
+
+def prove_plugins(backend: Backend, file: OnnxFile, engine: Engine) -> plan.Proof:
+    """Reads the plan for every FlashAttention node with its attributes.
+
+    Raises:
+        MissingHere: the plan lacks one; such an engine must not be used.
+    """
+    proof = plan.prove(engine.data, [node for node in file.flash_nodes if node.is_needed])
+    if proof.problems:
+        raise MissingHere(
+            "the engine does not hold every FlashAttention node as a plugin",
+            where=str(file.path),
+            got="; ".join(proof.problems[:3]),
+            need="each node's operator and attributes in the plan",
+            do=f"report this with the model; it is a disagreement of {backend.name} {backend.version} and the plugin",
+        )
+    return proof
+
+
+# --- the sidecar ------------------------------------------------------------------------------------------------------
+
+
+def _sidecar(
+    options: BuildOptions,
+    file: OnnxFile,
+    backend: Backend,
+    plugin: PluginLibrary | None,
+    profile: shapes.Profile,
+    targets: Sequence[str],
+    engine: Engine,
+    proof: plan.Proof,
+) -> dict[str, Any]:
+    """What the engine was made of and with; ``flash-trt run`` trusts an engine whose hash this holds."""
+    return {
+        "schema": SIDECAR_SCHEMA,
+        "engine": {"file": options.output.name, "bytes": len(engine.data)},
+        "model": {
+            "file": str(file.path),
+            "sha256": sha256_of(file.path),
+            "external": {path.name: sha256_of(path) for path in file.external_files},
+            "outputs": file.outputs,
+        },
+        "plugin": plugin and {"file": str(plugin.path), "sha256": plugin.sha256, "operators": plugin.operators},
+        "plugin_layers": [{"name": name, "operator": operator} for name, operator in engine.layers],
+        "plan_proof": proof.kind if file.flash_nodes else None,
+        "backend": {"name": backend.name, "version": backend.version},
+        "flash_trt": flash_trt.__version__,
+        "targets": list(targets),
+        "profile": profile.as_json(),
+        "scratch_bytes": engine.scratch_bytes,
+        "built": datetime.datetime.fromtimestamp(time.time(), datetime.UTC).isoformat(timespec="seconds"),
+        "trtexec": trtexec_command(options, backend, plugin, profile),
+    }
+
+
+def trtexec_command(
+    options: BuildOptions, backend: Backend, plugin: PluginLibrary | None, profile: shapes.Profile
+) -> str:
+    """The same build as a command line of NVIDIA's own tool, ready to paste."""
+    tool = "tensorrt_rtx" if backend.name == "tensorrt-rtx" else "trtexec --stronglyTyped"
+    parts = [tool, f"--onnx={options.model}", f"--saveEngine={options.output}"]
+    parts += [f"--dynamicPlugins={plugin.path}"] if plugin else []
+    parts += [flags] if (flags := profile.trtexec_flags()) else []
+    return " ".join(parts)

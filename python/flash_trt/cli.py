@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``flash-trt``: flags -> one step -> exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from flash_export import command
+from flash_export.talk import Talk
+from flash_trt import __version__, environment
+from flash_trt.backends import BackendChoice
+from flash_trt.build import BuildOptions, sidecar_path
+from flash_trt.build import build as build_step
+from flash_trt.compare import CompareOptions
+from flash_trt.compare import compare as compare_step
+
+app = typer.Typer(
+    name="flash-trt",
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    help="Builds, compares and inspects TensorRT engines of models that flash-export has fused.",
+    epilog="[b]Exit codes[/b]  0 done · 1 numbers differ · 2 usage · 3 refused as unsafe · 4 unsupported · "
+    "5 something is missing here · 70 our bug",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"flash-trt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _flash_trt(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def build(
+    model: Annotated[Path, typer.Argument(help="ONNX file with FlashAttention nodes.", show_default=False)],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The engine. [default: MODEL.engine beside MODEL]")
+    ] = None,
+    backend: Annotated[BackendChoice, typer.Option(help="Which TensorRT builds.")] = "auto",
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME:MIN,OPT,MAX",
+            help="Shapes of one input, as trtexec spells them: input_ids:1x1,4x512,8x4096. Once for each input; a "
+            "symbol that one input settles holds for the others.",
+        ),
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SM,...", help="GPU generations to build for (TensorRT for RTX): sm80,sm89. [default: the GPU here]"
+        ),
+    ] = None,
+    allow_none: Annotated[bool, typer.Option("--allow-none", help="Accept a model without FlashAttention.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings, errors and results.")] = False,
+) -> int:
+    """Builds a TensorRT engine and proves that our plugin is in it for every FlashAttention node.
+
+    The engine's facts (hashes, versions, shapes, plugin layers, scratch memory) go to OUTPUT.json beside it.
+    """
+    talk = Talk(quiet=quiet)
+    options = BuildOptions(
+        model=model,
+        output=output or model.with_suffix(".engine"),
+        backend=backend,
+        shapes=tuple(shape or ()),
+        targets=tuple(name.strip().lower() for names in target or () for name in names.split(",") if name.strip()),
+        allow_none=allow_none,
+    )
+    sidecar = build_step(options, talk)
+    talk.result(_build_table(options, sidecar))
+    print(sidecar["trtexec"])
+    return 0
+
+
+def _build_table(options: BuildOptions, sidecar: dict[str, Any]) -> Table:
+    operators = [layer["operator"] for layer in sidecar["plugin_layers"]]
+    counted = ", ".join(f"{operators.count(name)} {name}" for name in dict.fromkeys(operators)) or "none"
+    scratch = sidecar["scratch_bytes"]
+    rows = {
+        "engine": f"{options.output}  ({sidecar['engine']['bytes'] / 2**20:.1f} MiB)",
+        "facts": str(sidecar_path(options.output)),
+        "backend": f"{sidecar['backend']['name']} {sidecar['backend']['version']}",
+        "targets": ", ".join(sidecar["targets"]) or "the GPU here",
+        "plugin layers": f"{counted}  (proven by {sidecar['plan_proof'] or 'nothing: no node'})",
+        "scratch memory": "not told" if scratch is None else f"{scratch / 2**20:.2f} MiB at the largest shapes",
+        "shapes": "  ".join(f"--shape {name}:{_spell(p)}" for name, p in sidecar["profile"].items()) or "static",
+    }
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in rows.items():
+        table.add_row(f"[b]{name}[/b]", escape(value))
+    return table
+
+
+def _spell(profile: dict[str, list[int]]) -> str:
+    return ",".join("x".join(map(str, profile[key])) for key in ("min", "opt", "max"))
+
+
+@app.command()
+def compare(
+    fused: Annotated[Path, typer.Argument(help="The fused ONNX file, or its engine (on a GPU).", show_default=False)],
+    reference: Annotated[
+        Path, typer.Argument(help="The independent unfused file: NAME.flash.unfused.onnx.", show_default=False)
+    ],
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME:MIN,OPT,MAX", help="Limits the dims of one input, spelled as for build."),
+    ] = None,
+    values: Annotated[
+        Path | None, typer.Option(metavar="FILE.npz", help="Compare on these inputs instead of drawn ones.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="What the drawn inputs depend on.")] = 0,
+    repeats: Annotated[int, typer.Option(min=1, help="Sets of inputs for each setting of the dynamic dims.")] = 2,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Writes every verdict to FILE.")
+    ] = None,
+    trust_engine: Annotated[
+        bool, typer.Option("--trust-engine", help="Load an engine without our sidecar. An engine is code.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings, errors and results.")] = False,
+) -> int:
+    """Runs both models on the same inputs and fails (1) on any differing, missing or NaN output."""
+    options = CompareOptions(
+        fused=fused,
+        reference=reference,
+        shapes=tuple(shape or ()),
+        values=values,
+        seed=seed,
+        repeats=repeats,
+        json=json_file,
+        trust_engine=trust_engine,
+    )
+    compare_step(options, Talk(quiet=quiet))
+    return 0
+
+
+@app.command()
+def env(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for a bug report.")] = False,
+) -> int:
+    """Says what is installed here: versions, the plugin, the compiler, the GPUs."""
+    description = environment.describe()
+    print(json.dumps(description, indent=2) if as_json else "\n".join(environment.as_lines(description)))
+    return 0
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(command.run(app))
+
+
+if __name__ == "__main__":
+    main()

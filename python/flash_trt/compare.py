@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FUSED against REFERENCE: the same inputs through both, and a verdict on every output.
+
+REFERENCE must be the independent unfused file. Both run in Polygraphy's runners; inputs and verdict are ours, since
+Polygraphy draws from [0, 1), where softmax is flat and a wrong scale or mask hides, and passes on missing outputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from rich.markup import escape
+from rich.table import Table
+
+from flash_export import runtime, trials, twin
+from flash_export.draw import PADDINGS, draw_inputs, dynamic_dims, sizes_to_try
+from flash_export.errors import NumbersDiffer, UsageError
+from flash_export.op import DOMAIN
+from flash_export.save import check_output
+from flash_export.talk import Talk
+from flash_trt import onnx_file, runners, shapes
+from flash_trt.onnx_file import OnnxFile
+from flash_trt.output import write_atomically
+from flash_trt.plugin_library import sha256_of
+from flash_trt.verdict import Outputs, OutputVerdict, RunOutputs, judge_runs
+
+COMPARISON_SCHEMA = 1
+_SPREADS = (1.0, 3.0)
+"""Standard deviations of drawn floats, taken in turn: ordinary, and so wide that softmax is peaky."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """The flags of ``flash-trt compare``; see its ``--help``."""
+
+    fused: Path
+    reference: Path
+    shapes: tuple[str, ...] = ()
+    values: Path | None = None
+    seed: int = 0
+    repeats: int = 2
+    json: Path | None = None
+    trust_engine: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparison:
+    """Every verdict of one comparison. ``precision`` says in what the two were computed."""
+
+    verdicts: tuple[OutputVerdict, ...]
+    precision: str
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.verdicts) and all(verdict.passed for verdict in self.verdicts)
+
+    def as_json(self, options: CompareOptions) -> dict[str, Any]:
+        """The comparison as data, schema 1."""
+        return {
+            "schema": COMPARISON_SCHEMA,
+            "passed": self.passed,
+            "fused": str(options.fused),
+            "reference": str(options.reference),
+            "precision": self.precision,
+            "seed": options.seed,
+            "runs": len({verdict.run for verdict in self.verdicts}),
+            "outputs": [verdict.as_json() for verdict in self.verdicts],
+        }
+
+
+def compare(options: CompareOptions, talk: Talk) -> Comparison:
+    """Runs both on several drawn inputs and judges every output of both.
+
+    Returns:
+        The comparison when everything agrees. The JSON is written and the table shown either way.
+
+    Raises:
+        NumbersDiffer: an output differs, is missing on a side, or is NaN.
+        UsageError: an unreadable file, a file compared with itself, inputs that cannot be drawn or are refused.
+        UnsupportedModel, MissingHere, UnsafeInput: a side cannot be run here; see ``runners``.
+    """
+    if options.json:
+        check_output(options.json)
+    with talk.step("read", f"{options.fused} and {options.reference}"):
+        reference = onnx_file.read(options.reference)
+        fused = None if runners.is_engine(options.fused) else onnx_file.read(options.fused)
+        _refuse_same_file(options)
+    _warn_of_weak_comparisons(fused, reference, talk)
+    with talk.step("draw", "inputs"):
+        planned = plan_runs(options, reference)
+    with contextlib.ExitStack() as stack:
+        sides = stack.enter_context(_open_sides(options, fused, reference))
+        with talk.step("run", f"{len(planned)} sets of inputs, {sides.precision}"):
+            runs = list(_run_all(planned, sides, options, talk))
+    softcap = fused is not None and any(node.attributes.get("softcap") for node in fused.flash_nodes)
+    verdicts = judge_runs(runs, rounding=sides.rounding, softcap=softcap)
+    comparison = Comparison(tuple(verdicts), sides.precision)
+    if options.json:
+        write_atomically(options.json, json.dumps(comparison.as_json(options), indent=2).encode() + b"\n")
+    talk.result(verdict_table(comparison))
+    _require_passed(comparison, options)
+    return comparison
+
+
+def _refuse_same_file(options: CompareOptions) -> None:
+    if options.fused.samefile(options.reference) or sha256_of(options.fused) == sha256_of(options.reference):
+        raise UsageError(
+            "a file compared with itself always agrees",
+            where=f"{options.fused} and {options.reference}",
+            got="the same content twice",
+            need="REFERENCE to be the independent unfused model",
+            do="give the NAME.flash.unfused.onnx that flash-export writes beside its output",
+        )
+
+
+def _warn_of_weak_comparisons(fused: OnnxFile | None, reference: OnnxFile, talk: Talk) -> None:
+    """A body that both sides inline agrees with itself, whatever it computes."""
+    if fused is not None and not fused.flash_nodes:
+        talk.warn(f"{fused.path} has no FlashAttention node: nothing of ours is compared")
+    if not reference.flash_nodes:
+        return
+    bodies = _function_bodies(reference)
+    shared = fused is not None and bool(bodies & _function_bodies(fused))
+    talk.warn(
+        f"REFERENCE has {len(reference.flash_nodes)} FlashAttention nodes of its own"
+        + (" with the same function body as FUSED, so the two agree there by construction" if shared else "")
+        + "; give the unfused model to compare attention"
+    )
+
+
+def _function_bodies(file: OnnxFile) -> set[bytes]:
+    return {f.SerializeToString(deterministic=True) for f in file.proto.functions if f.domain == DOMAIN}
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def plan_runs(options: CompareOptions, reference: OnnxFile) -> list[trials.Trial]:
+    """The inputs of every run, by name: ``--values`` alone where given, else drawn ones.
+
+    Drawn: each of up to three odd settings of the dynamic dims, ``repeats`` times, with paddings and spreads in turn.
+
+    Raises:
+        UsageError: a shape or the values do not fit, or an input cannot be drawn.
+    """
+    model = ir.load(options.reference)
+    if options.values is not None:
+        return [trials.Trial("values", trials.read_values(model, options.values))]
+    settings = sizes_to_try(model, _ranges(options, reference, model))
+    planned = []
+    for turn in range(len(settings) * max(1, options.repeats)):
+        sizes, seed = settings[turn % len(settings)], options.seed + turn
+        padding, spread = PADDINGS[turn % len(PADDINGS)], _SPREADS[turn % len(_SPREADS)]
+        name = " ".join([*(f"{dim}={size}" for dim, size in sizes.items()), f"seed={seed}", padding, f"x{spread:g}"])
+        planned.append(trials.Trial(name, draw_inputs(model, sizes, seed, padding, spread=spread)))
+    return planned
+
+
+def _ranges(options: CompareOptions, reference: OnnxFile, model: ir.Model) -> dict[str, tuple[int, int]]:
+    """What ``--shape`` says of each dynamic dim, under the names that ``draw`` gives them."""
+    given = [shapes.parse(text) for text in options.shapes]
+    shapes.plan_profile(reference.inputs, given)  # refuses what contradicts the model
+    known = dynamic_dims(model)
+    by_name = {graph_input.name: graph_input for graph_input in reference.inputs}
+    ranges = {}
+    for range_ in given:
+        for axis, dim in enumerate(by_name[range_.name].dims):
+            name = dim or f"{range_.name}.{axis}"
+            if name in known:
+                ranges[str(name)] = (range_.smallest[axis], range_.largest[axis])
+    return ranges
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Sides:
+    """Both sides, ready to run. ``wide`` is REFERENCE in float64, None where that cannot be made."""
+
+    fused: Any
+    base: Any
+    wide: runtime.Session | runtime.EvaluatorSession | None
+    precision: str
+    rounding: float
+    outputs: list[str]
+
+
+@contextlib.contextmanager
+def _open_sides(options: CompareOptions, fused: OnnxFile | None, reference: OnnxFile) -> Iterator[_Sides]:
+    with tempfile.TemporaryDirectory(prefix="flash-trt-") as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+
+        def opened(runner: Any) -> Any:
+            stack.callback(runner.deactivate)
+            return runner
+
+        fused_path = fused and (runners.float32_twin(fused.path, folder) or fused.path)
+        base_twin = runners.float32_twin(options.reference, folder)
+        base = opened(runners.open_onnx(base_twin or options.reference, "reference"))
+        if fused_path:
+            other = opened(runners.open_onnx(fused_path, "fused"))
+        else:
+            other = opened(runners.open_engine(options.fused, trusted=options.trust_engine))
+        precision = "as they stand" if base_twin is None else "in float32, since half precision hides small faults"
+        rounding = 1.0
+        if fused is None and base_twin is not None:
+            precision, rounding = "engine against float32", _coarsening(other)
+        yield _Sides(other, base, _open_wide(options.reference, folder), precision, rounding, reference.outputs)
+
+
+def _coarsening(engine: Any) -> float:
+    """Unit roundoff of the engine's coarsest input or output type over float32's."""
+    import ml_dtypes
+
+    found = [np.dtype(meta.dtype) for meta in engine.get_input_metadata(use_numpy_dtypes=True).values()]
+    epsilons = [float(ml_dtypes.finfo(dtype).eps) for dtype in found if twin.is_float(dtype)]
+    return max([*epsilons, float(np.finfo(np.float16).eps)]) / float(np.finfo(np.float32).eps)
+
+
+def _open_wide(path: Path, folder: Path) -> runtime.Session | runtime.EvaluatorSession | None:
+    wide_folder = folder / "float64"
+    wide_folder.mkdir()
+    try:
+        return runtime.open_float64(ir.load(path), wide_folder)
+    except (twin.NoTwin, runtime.CannotRun):
+        return None
+
+
+def _run_all(
+    planned: Sequence[trials.Trial], sides: _Sides, options: CompareOptions, talk: Talk
+) -> Iterator[RunOutputs]:
+    _require_same_inputs(sides, options)
+    for done, trial in enumerate(planned):
+        talk.progress(trial.name, done, len(planned))
+        base = _infer(sides.base, trial)
+        if isinstance(base, Exception):
+            raise UsageError(
+                "REFERENCE does not run on the inputs drawn for it",
+                where=f"{options.reference}, {trial.name}",
+                got=runners.one_line(base),
+                need="inputs that the model accepts",
+                do="limit the lengths with --shape NAME:MIN,OPT,MAX, or give inputs with --values FILE.npz",
+            )
+        fused = _infer(sides.fused, trial)
+        if isinstance(fused, Exception):
+            raise NumbersDiffer(
+                "FUSED fails on inputs that REFERENCE takes",
+                where=f"{options.fused}, {trial.name}",
+                got=runners.one_line(fused),
+                need="the same inputs to work",
+                do="report this with the model",
+            )
+        wide = None
+        if sides.wide is not None:
+            with contextlib.suppress(runtime.CannotRun):
+                wide = dict(zip(sides.outputs, sides.wide.run(trial.feeds, sides.outputs), strict=True))
+        yield RunOutputs(trial.name, fused, base, wide)
+
+
+def _infer(runner: Any, trial: trials.Trial) -> Outputs | Exception:
+    try:
+        outputs = runner.infer(runners.adapted(trial.feeds, runner))
+    except Exception as error:  # ONNX Runtime's and Polygraphy's errors share no other base; the caller reports it
+        return error
+    # A runner may reuse its buffers.
+    return {name: np.array(value) for name, value in outputs.items()}
+
+
+def _require_same_inputs(sides: _Sides, options: CompareOptions) -> None:
+    names = [set(side.get_input_metadata(use_numpy_dtypes=True)) for side in (sides.fused, sides.base)]
+    if names[0] != names[1]:
+        raise UsageError(
+            "the two models take different inputs",
+            where=f"{options.fused} and {options.reference}",
+            got=f"only in FUSED: {sorted(names[0] - names[1])}; only in REFERENCE: {sorted(names[1] - names[0])}",
+            need="the same inputs by name",
+            do="compare a fused model with the unfused file written beside it",
+        )
+
+
+# --- the verdict ------------------------------------------------------------------------------------------------------
+
+
+def _require_passed(comparison: Comparison, options: CompareOptions) -> None:
+    failed = [verdict for verdict in comparison.verdicts if not verdict.passed]
+    if not failed and comparison.verdicts:
+        return
+    kinds = ", ".join(dict.fromkeys(verdict.kind for verdict in failed)) or "no output at all"
+    first = failed[0] if failed else None
+    raise NumbersDiffer(
+        f"{len(failed)} of {len(comparison.verdicts)} compared outputs fail ({kinds})",
+        where=f"output {first.output}, {first.run}" if first else str(options.fused),
+        got=first.why if first else "nothing to compare",
+        need=f"max |difference| at most {first.tolerance:.3g}" if first and first.tolerance else "the same numbers",
+        do="check the export with flash-export, whose own check names the attention that is wrong",
+    )
+
+
+def verdict_table(comparison: Comparison) -> Table:
+    """One line for each output: its worst run."""
+    table = Table(title=f"compared {comparison.precision}", title_justify="left", box=None, pad_edge=False)
+    for column in ("output", "verdict", "max |difference|", "allowed", "max |value|", "worst run"):
+        table.add_column(column)
+    for name in dict.fromkeys(verdict.output for verdict in comparison.verdicts):
+        mine = [verdict for verdict in comparison.verdicts if verdict.output == name]
+        worst = max(mine, key=lambda v: (not v.passed, v.max_abs_error / v.tolerance if v.tolerance else 0.0))
+        colour = "green" if worst.passed else "red"
+        table.add_row(
+            escape(name),
+            f"[{colour}]{worst.kind}[/{colour}]",
+            f"{worst.max_abs_error:.3g}",
+            f"{worst.tolerance:.3g}",
+            f"{worst.largest:.3g}",
+            f"{escape(worst.run)} ({len(mine)} runs)",
+        )
+    return table

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a build and a comparison must know of an ONNX file: inputs, outputs, FlashAttention nodes. No weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from flash_export.errors import UnsafeInput, UsageError
+from flash_export.op import DOMAIN, OPERATORS
+
+AttributeValue = int | float | str
+_Bound = dict[str, onnx.AttributeProto]
+"""A called function's attributes: its own name for each -> what the call hands over."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FlashNode:
+    """One FlashAttention node as TensorRT meets it: a node inside a called function counts once for each call.
+
+    ``is_needed`` is False where no output depends on it: TensorRT parses such a node and then drops it.
+    """
+
+    name: str
+    operator: str
+    attributes: dict[str, AttributeValue]
+    is_needed: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GraphInput:
+    """One input of a model; a dim is a number, a symbol, or "" when the file says nothing of it."""
+
+    name: str
+    dtype: int
+    dims: tuple[int | str, ...]
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether a dim is not a number."""
+        return any(isinstance(dim, str) for dim in self.dims)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OnnxFile:
+    """An ONNX file without its weights."""
+
+    path: Path
+    proto: onnx.ModelProto
+    inputs: tuple[GraphInput, ...]
+    flash_nodes: tuple[FlashNode, ...]
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the graph's outputs, in order."""
+        return [value.name for value in self.proto.graph.output]
+
+    @property
+    def external_files(self) -> list[Path]:
+        """The files that hold weights outside the ``.onnx``."""
+        folder = self.path.parent
+        return sorted({folder / location for location in _external_locations(self.proto)})
+
+
+def read(path: Path) -> OnnxFile:
+    """Reads ``path`` without loading weights that lie in other files.
+
+    Raises:
+        UsageError: no such file, no ONNX model, or its external data is missing.
+        UnsafeInput: its external data lies outside its folder.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise _unreadable(path, "not a regular file")
+        proto = onnx.load(str(path), load_external_data=False)
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from error
+    except (DecodeError, ValueError) as error:
+        raise _unreadable(path, f"no ONNX protobuf ({error})") from error
+    # Text and empty files can decode as an empty message.
+    if not proto.opset_import or not proto.graph.output:
+        raise _unreadable(path, "a file without an ONNX graph")
+    _check_external_data(path, proto)
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    inputs = tuple(_graph_input(value) for value in proto.graph.input if value.name not in constants)
+    return OnnxFile(path, proto, inputs, tuple(_flash_nodes(proto)))
+
+
+def _unreadable(path: Path, got: str) -> UsageError:
+    return UsageError(
+        "the ONNX model cannot be read",
+        where=str(path),
+        got=got,
+        need="an ONNX model, as flash-export writes it",
+        do="check the path, or export the model again",
+    )
+
+
+def _graph_input(value: onnx.ValueInfoProto) -> GraphInput:
+    tensor = value.type.tensor_type
+    dims = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param for d in tensor.shape.dim)
+    return GraphInput(value.name, tensor.elem_type, dims)
+
+
+# --- external data ----------------------------------------------------------------------------------------------------
+
+
+def _external_locations(proto: onnx.ModelProto) -> Iterator[str]:
+    for tensor in _tensors(proto):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            yield from (entry.value for entry in tensor.external_data if entry.key == "location")
+
+
+def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    yield from proto.graph.initializer
+    for node in _nodes_everywhere(proto):
+        for attribute in node.attribute:
+            yield from [attribute.t] if attribute.HasField("t") else attribute.tensors
+            for graph in _graphs(attribute):
+                yield from graph.initializer
+
+
+def _check_external_data(path: Path, proto: onnx.ModelProto) -> None:
+    folder = path.parent.resolve()
+    for location in sorted(set(_external_locations(proto))):
+        file = (folder / location).resolve()
+        if not file.is_relative_to(folder):
+            raise UnsafeInput(
+                "the model keeps weights outside its own folder",
+                where=str(path),
+                got=f"external data {location!r}, which is {file}",
+                need=f"a file inside {folder}",
+                do="move the weights beside the model and save it again with relative locations",
+            )
+        if not file.is_file():
+            raise UsageError(
+                "a file with the model's weights is missing",
+                where=str(path),
+                got=f"external data {location!r}, but no such file",
+                need=str(file),
+                do="copy the weights' file along with the .onnx, under the same name",
+            )
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------
+
+
+def _graphs(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
+    return [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
+
+
+def _nodes_everywhere(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Every node that is written down, functions and subgraphs included."""
+    pending = [list(proto.graph.node), *(list(function.node) for function in proto.functions)]
+    while pending:
+        for node in pending.pop():
+            yield node
+            pending += [list(graph.node) for attribute in node.attribute for graph in _graphs(attribute)]
+
+
+def _flash_nodes(proto: onnx.ModelProto) -> Iterator[FlashNode]:
+    """Every FlashAttention node that runs; ONNX forbids functions that call themselves."""
+    functions = {(f.domain, f.name, f.overload): f for f in proto.functions if f.domain != DOMAIN}
+
+    def walk(
+        nodes: Sequence[onnx.NodeProto], outputs: Iterable[str], bound: _Bound, needed: bool, depth: int
+    ) -> Iterator[FlashNode]:
+        live = _live(nodes, outputs)
+        for index, node in enumerate(nodes):
+            is_needed = needed and index in live
+            attributes = {a.name: bound.get(a.ref_attr_name, a) if a.ref_attr_name else a for a in node.attribute}
+            if node.domain == DOMAIN and node.op_type in OPERATORS:
+                values = {name: _value(attribute) for name, attribute in attributes.items()}
+                yield FlashNode(node.name or node.output[0], node.op_type, values, is_needed)
+            called = functions.get((node.domain, node.op_type, node.overload))
+            if called is not None and depth < len(functions):
+                yield from walk(called.node, called.output, attributes, is_needed, depth + 1)
+            for attribute in node.attribute:
+                for graph in _graphs(attribute):
+                    yield from walk(graph.node, [o.name for o in graph.output], bound, is_needed, depth)
+
+    return walk(proto.graph.node, [o.name for o in proto.graph.output], {}, True, 0)
+
+
+def _live(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> set[int]:
+    """Indices of the nodes that ``outputs`` depend on; ``nodes`` are in topological order, as ONNX demands."""
+    wanted, live = set(outputs), set()
+    for index in range(len(nodes) - 1, -1, -1):
+        if wanted.intersection(nodes[index].output):
+            live.add(index)
+            wanted.update(_names_read(nodes[index]))
+    return live
+
+
+def _names_read(node: onnx.NodeProto) -> Iterator[str]:
+    """The node's inputs and every name its subgraphs read, which may be captured from outside."""
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in _graphs(attribute):
+            yield from (output.name for output in graph.output)
+            for inner in graph.node:
+                yield from _names_read(inner)
+
+
+def _value(attribute: onnx.AttributeProto) -> AttributeValue:
+    value = onnx.helper.get_attribute_value(attribute)
+    return value.decode() if isinstance(value, bytes) else value

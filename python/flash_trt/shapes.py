@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shapes an engine must serve, in trtexec's spelling: ``input_ids:1x1,4x512,8x4096`` (min, opt, max)."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from flash_export.errors import UsageError
+from flash_trt.onnx_file import GraphInput
+
+# What a dynamic dim gets when --shape says nothing: the first axis is nearly always the batch, the rest lengths.
+_DEFAULT_BATCH = (1, 1, 8)
+_DEFAULT_LENGTH = (1, 128, 512)
+
+Dims = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ShapeRange:
+    """The smallest, the most usual and the largest shape of one input."""
+
+    name: str
+    smallest: Dims
+    usual: Dims
+    largest: Dims
+
+    def __str__(self) -> str:
+        return f"{self.name}:{','.join(spell(dims) for dims in (self.smallest, self.usual, self.largest))}"
+
+
+def spell(dims: Dims) -> str:
+    """``(4, 512)`` -> ``4x512``."""
+    return "x".join(map(str, dims))
+
+
+def parse(text: str) -> ShapeRange:
+    """Reads ``NAME:MIN,OPT,MAX``; one shape alone stands for all three.
+
+    Raises:
+        UsageError: it is spelled otherwise, the three differ in rank, or they do not grow.
+    """
+    name, colon, shapes = text.rpartition(":")  # a name may hold colons itself, as TensorFlow's do
+    spelled = shapes.split(",")
+    if not colon or not name or len(spelled) not in (1, 3) or not all(re.fullmatch(r"\d+(x\d+)*", s) for s in spelled):
+        raise _wrong(
+            text, "NAME:MIN,OPT,MAX, each like 4x512", "spell it as trtexec does: --shape ids:1x1,4x512,8x4096"
+        )
+    dims = [tuple(int(dim) for dim in shape.split("x")) for shape in spelled]
+    smallest, usual, largest = dims if len(dims) == 3 else dims * 3
+    if not len(smallest) == len(usual) == len(largest):
+        raise _wrong(text, "three shapes of one rank", "give each of the three all dims")
+    if not all(low <= mid <= high for low, mid, high in zip(smallest, usual, largest, strict=True)):
+        raise _wrong(text, "MIN <= OPT <= MAX in every dim", "order the three shapes from small to large")
+    return ShapeRange(name, smallest, usual, largest)
+
+
+def _wrong(text: str, need: str, do: str) -> UsageError:
+    return UsageError("a shape cannot be read", where="--shape", got=repr(text), need=need, do=do)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Profile:
+    """The shapes of every dynamic input, and which symbols were chosen for want of a ``--shape``."""
+
+    ranges: tuple[ShapeRange, ...]
+    chosen: dict[str, tuple[int, int, int]]
+
+    def trtexec_flags(self) -> str:
+        """The same shapes, ready to paste behind ``trtexec --onnx=…``; "" for a static model."""
+        if not self.ranges:
+            return ""
+        columns = {
+            "--minShapes": [f"{r.name}:{spell(r.smallest)}" for r in self.ranges],
+            "--optShapes": [f"{r.name}:{spell(r.usual)}" for r in self.ranges],
+            "--maxShapes": [f"{r.name}:{spell(r.largest)}" for r in self.ranges],
+        }
+        return " ".join(f"{flag}={','.join(shapes)}" for flag, shapes in columns.items())
+
+    def as_json(self) -> dict[str, dict[str, list[int]]]:
+        """name -> {"min", "opt", "max"}."""
+        return {r.name: {"min": [*r.smallest], "opt": [*r.usual], "max": [*r.largest]} for r in self.ranges}
+
+
+def plan_profile(inputs: Sequence[GraphInput], given: Sequence[ShapeRange]) -> Profile:
+    """The shapes of every dynamic input: as ``given``, and for the rest by symbol, then by default.
+
+    A symbol that one ``--shape`` settles (``batch`` of ``input_ids``) holds for every other input that has it.
+
+    Raises:
+        UsageError: ``given`` names no input, names one twice, or contradicts a dim or a symbol of the model.
+    """
+    by_name = {i.name: i for i in inputs}
+    symbols: dict[str, tuple[int, int, int]] = {}
+    for range_ in given:
+        if range_.name not in by_name or sum(r.name == range_.name for r in given) > 1:
+            raise UsageError(
+                "a shape is given for no input, or twice",
+                where="--shape",
+                got=str(range_),
+                need=f"each of these at most once: {', '.join(by_name)}",
+                do="correct the name; flash-trt spells inputs as the ONNX file does",
+            )
+        _settle(by_name[range_.name], range_, symbols)
+    settled = dict(symbols)
+    covered = {r.name: r for r in given}
+    ranges = [covered.get(i.name) or _by_symbol(i, symbols) for i in inputs if i.is_dynamic or i.name in covered]
+    return Profile(tuple(ranges), {s: triple for s, triple in symbols.items() if s not in settled})
+
+
+def _settle(graph_input: GraphInput, range_: ShapeRange, symbols: dict[str, tuple[int, int, int]]) -> None:
+    """Checks ``range_`` against the model's dims and writes down what it says of each symbol."""
+    triples = list(zip(range_.smallest, range_.usual, range_.largest, strict=True))
+    need = spell_dims(graph_input)
+    if len(triples) != len(graph_input.dims):
+        raise _contradiction(range_, f"rank {len(graph_input.dims)}: {need}")
+    for dim, triple in zip(graph_input.dims, triples, strict=True):
+        if isinstance(dim, int) and triple != (dim, dim, dim):
+            raise _contradiction(range_, f"{dim} where the model fixes it: {need}")
+        if isinstance(dim, str) and dim and symbols.setdefault(dim, triple) != triple:
+            raise _contradiction(range_, f"{dim} = {','.join(map(str, symbols[dim]))}, as another --shape says")
+
+
+def _contradiction(range_: ShapeRange, need: str) -> UsageError:
+    return UsageError(
+        f"the shape of {range_.name} contradicts the model",
+        where="--shape",
+        got=str(range_),
+        need=need,
+        do="give dims that agree; a symbol means the same length everywhere",
+    )
+
+
+def spell_dims(graph_input: GraphInput) -> str:
+    """``[batch, 12, ?]``."""
+    return "[" + ", ".join(str(dim) if dim != "" else "?" for dim in graph_input.dims) + "]"
+
+
+def _by_symbol(graph_input: GraphInput, symbols: dict[str, tuple[int, int, int]]) -> ShapeRange:
+    """The input's shapes from ``symbols``; a symbol seen for the first time gets its default and is written down."""
+    triples = []
+    for axis, dim in enumerate(graph_input.dims):
+        if isinstance(dim, int):
+            triples.append((dim, dim, dim))
+        else:
+            default = _DEFAULT_BATCH if axis == 0 else _DEFAULT_LENGTH
+            triples.append(symbols.setdefault(dim or f"{graph_input.name}[{axis}]", default))
+    smallest, usual, largest = zip(*triples, strict=True)
+    return ShapeRange(graph_input.name, smallest, usual, largest)

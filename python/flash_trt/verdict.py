@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict of a comparison: every output of both sides, NaN and missing ones included, each with its numbers.
+
+The rule is the project's one tolerance rule, at the level of a model: ``reference`` is REFERENCE in float64, ``base``
+is REFERENCE as it runs, and FUSED may be off by twice what ``base`` is off, plus two units in the last place. What
+``base`` is off is pooled over all runs of an output, relative to the output's size, since one small output says little
+about its rounding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from flash_export import accept, twin
+from flash_export.accept import Noise, finite_or_none
+
+Outputs = Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunOutputs:
+    """What one set of inputs gave. ``wide`` is REFERENCE in float64, None where no float64 twin can be made."""
+
+    name: str
+    fused: Outputs
+    base: Outputs
+    wide: Outputs | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OutputVerdict:
+    """How one output of one run compares; ``why`` is empty when it passed.
+
+    ``kind``: "passed", "differs", "missing", "nan_in_fused", "nan_in_reference" or "nan_in_both".
+    """
+
+    run: str
+    output: str
+    kind: str
+    why: str
+    max_abs_error: float
+    tolerance: float
+    largest: float
+
+    @property
+    def passed(self) -> bool:
+        return self.kind == "passed"
+
+    def as_json(self) -> dict[str, object]:
+        """The verdict as data; a number that JSON lacks becomes None."""
+        return {
+            field.name: finite_or_none(value) if isinstance(value, float) else value
+            for field in dataclasses.fields(self)
+            for value in [getattr(self, field.name)]
+        }
+
+
+def judge_runs(runs: Sequence[RunOutputs], *, rounding: float = 1.0, softcap: bool = False) -> list[OutputVerdict]:
+    """One verdict for each output of each run, of whichever side it is.
+
+    Args:
+        runs: every run of one comparison; their rounding is pooled.
+        rounding: unit roundoff of the type FUSED computes in over that of REFERENCE; above 1 for an engine in float16.
+        softcap: FUSED caps scores; three times the rounding is allowed then instead of twice.
+    """
+    names = list(dict.fromkeys(name for run in runs for side in (run.base, run.fused) for name in side))
+    noises = {name: _noise(runs, name).scaled(rounding) for name in names}
+    factor = accept.FACTOR_WITH_SOFTCAP if softcap else accept.FACTOR
+    return [_judge(run, name, noises[name], factor) for run in runs for name in names]
+
+
+def _noise(runs: Sequence[RunOutputs], name: str) -> Noise:
+    """How far REFERENCE is from itself in float64; a documented bound where nothing can tell."""
+    pairs = [(run.base[name], run.wide[name]) for run in runs if run.wide and name in run.base and name in run.wide]
+    pairs = [(base, wide) for base, wide in pairs if twin.is_float(base.dtype) and base.shape == wide.shape]
+    if not pairs:
+        return Noise(accept.UNKNOWN_NOISE, accept.UNKNOWN_NOISE)
+    return Noise.pooled(Noise.between(base, wide) for base, wide in pairs)
+
+
+def _judge(run: RunOutputs, name: str, noise: Noise, factor: float) -> OutputVerdict:
+    def verdict(kind: str, why: str, error: float = np.inf, tolerance: float = 0.0) -> OutputVerdict:
+        return OutputVerdict(run.name, name, kind, why, error, tolerance, largest)
+
+    largest = _largest(run.base.get(name))
+    if name not in run.fused or name not in run.base:
+        side = "FUSED" if name not in run.fused else "REFERENCE"
+        return verdict("missing", f"{side} has no output of this name")
+    fused, base = run.fused[name], run.base[name]
+    reference = run.wide[name] if run.wide is not None and name in run.wide else base
+    if fused.shape != base.shape:
+        return verdict("differs", f"shape {list(fused.shape)} instead of {list(base.shape)}")
+    if twin.is_float(fused.dtype) != twin.is_float(base.dtype):
+        return verdict("differs", f"type {fused.dtype} instead of {base.dtype}")
+    if nan := _nan_problem(fused, base):
+        return verdict(*nan)
+    if not twin.is_float(base.dtype):
+        reference = base
+    judged = accept.judge(fused, reference, noise, factor=factor, dtype=_unit_dtype(fused.dtype))
+    kind = "passed" if judged.passed else "differs"
+    return verdict(kind, judged.why, judged.max_abs_error, judged.tolerance)
+
+
+def _nan_problem(fused: np.ndarray, base: np.ndarray) -> tuple[str, str] | None:
+    if not twin.is_float(base.dtype):
+        return None
+    ours, theirs = (np.isnan(side.astype(np.float64)) for side in (fused, base))
+    both, only_ours, only_theirs = (int(m.sum()) for m in (ours & theirs, ours & ~theirs, theirs & ~ours))
+    if only_ours:
+        return "nan_in_fused", f"{only_ours} numbers of {ours.size} are NaN in FUSED and numbers in REFERENCE"
+    if only_theirs:
+        return (
+            "nan_in_reference",
+            f"{only_theirs} numbers of {ours.size} are NaN in REFERENCE and numbers in FUSED: as a rule a row whose "
+            "keys are all masked, which FlashAttention makes 0; compare on inputs that leave each row a key (--values)",
+        )
+    if both:
+        return (
+            "nan_in_both",
+            f"{both} numbers of {ours.size} are NaN on both sides, at the same places: nothing is compared there; "
+            "compare on inputs that give numbers (--values)",
+        )
+    return None
+
+
+def _unit_dtype(dtype: np.dtype) -> np.dtype:
+    return dtype if twin.is_float(dtype) and dtype != np.float64 else np.dtype(np.float32)
+
+
+def _largest(array: np.ndarray | None) -> float:
+    if array is None or not array.size:
+        return 0.0
+    wide = np.abs(array.astype(np.float64))
+    return float(np.max(wide, where=np.isfinite(wide), initial=0.0))
