@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import sys
@@ -37,18 +38,27 @@ def run(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:
     except (typer.Abort, KeyboardInterrupt):
         _say("interrupted; nothing was written")
         return _INTERRUPTED
-    except MemoryError:
-        _say("error: this machine ran out of memory; nothing was written")
-        return EXIT_MISSING
     except BrokenPipeError:
         # Whoever read our output has left (`| head`); what is still buffered has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return _our_bug()
+        _say(f"error: no space left on this machine ({error.filename or 'temporary files'}); nothing was written")
+        return EXIT_MISSING
+    except MemoryError:
+        _say("error: this machine ran out of memory; nothing was written")
+        return EXIT_MISSING
     except Exception:
-        _say(traceback.format_exc())
-        _say("internal error: this is our bug; please report it with the lines above and these:")
-        _say(f"  flash-export {__version__}, Python {platform.python_version()}, {platform.platform()}")
-        return EXIT_INTERNAL
+        return _our_bug()
+
+
+def _our_bug() -> int:
+    _say(traceback.format_exc())
+    _say("internal error: this is our bug; please report it with the lines above and these:")
+    _say(f"  flash-export {__version__}, Python {platform.python_version()}, {platform.platform()}")
+    return EXIT_INTERNAL
 
 
 def _say(text: str) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,38 +16,46 @@ from flash_export.sites import Site
 SCHEMA = 1
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Facts:
+    """What a run knows before anything is written.
+
+    Args:
+        source: what was exported; ``source_kind`` what it turned out to be.
+        sites: every softmax and attention operator.
+        nodes: number of nodes before and after the rewrite.
+        seconds: time a step; read when the report is made.
+    """
+
+    source: Path
+    source_kind: str
+    sites: Sequence[Site]
+    nodes: tuple[int, int]
+    seconds: dict[str, float]
+
+
 def as_json(
-    *,
-    source: Path,
-    output: Path | None,
-    unfused: Path | None,
-    sites: Sequence[Site],
-    nodes: tuple[int, int],
-    check: dict[str, object] | None,
-    seconds: dict[str, float],
+    facts: Facts, output: Path | None, unfused: Path | None, check: dict[str, object] | None
 ) -> dict[str, object]:
     """The content of ``report.json``.
 
     Args:
-        source: what was exported.
-        output: the fused model; None when nothing was written.
-        unfused: the model to compare with; None when nothing was written.
-        sites: every softmax and attention operator.
-        nodes: number of nodes before and after the rewrite.
+        output: the fused model; None when nothing is written.
+        unfused: the model to compare with; None when nothing is written.
         check: ``CheckResult.as_report()``; None when the check was left out.
-        seconds: time a step.
     """
     return {
         "schema": SCHEMA,
-        "source": str(source),
+        "source": str(facts.source),
+        "source_kind": facts.source_kind,
         "output": str(output) if output else None,
         "unfused": str(unfused) if unfused else None,
-        "sites": [site.as_report() for site in sites],
-        "fused": _count(sites, "fused"),
-        "refused": _count(sites, "refused"),
-        "nodes": {"before": nodes[0], "after": nodes[1]},
+        "sites": [site.as_report() for site in facts.sites],
+        "fused": _count(facts.sites, "fused"),
+        "refused": _count(facts.sites, "refused"),
+        "nodes": {"before": facts.nodes[0], "after": facts.nodes[1]},
         "check": check,
-        "seconds": seconds,
+        "seconds": dict(facts.seconds),
     }
 
 

@@ -56,6 +56,11 @@ class Staged:
     data: Path | None
     folder: Path
 
+    @property
+    def published_unfused(self) -> Path:
+        """Where the unfused model will lie: beside the output, or where the user's own file is."""
+        return unfused_path(self.output) if self.unfused.parent == self.folder else self.unfused
+
     def publish(self, report: Mapping[str, object], report_folder: Path | None = None) -> Saved:
         """Renames everything into place, the fused ``.onnx`` last.
 
@@ -65,7 +70,7 @@ class Staged:
         """
         target = self.output.parent
         report_path = (report_folder or target) / REPORT
-        unfused = unfused_path(self.output) if self.unfused.parent == self.folder else self.unfused
+        unfused = self.published_unfused
         with _as_user_errors(self.output):
             report_path.parent.mkdir(parents=True, exist_ok=True)
             old = _data_of(self.output) | _data_of(unfused_path(self.output))

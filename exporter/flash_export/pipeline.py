@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way of a model, from the user's file to the fused ONNX file. Each step is one file of its name.
+
+    load -> export -> find -> rewrite -> check -> save
+
+Nothing is published before ``check`` has passed; ``save`` then renames finished files into place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx_ir as ir
+
+from flash_export import report
+from flash_export.check import check
+from flash_export.errors import UnsupportedModel, UsageError
+from flash_export.export import export
+from flash_export.find import find
+from flash_export.load import load
+from flash_export.options import Options
+from flash_export.rewrite import rewrite
+from flash_export.save import Saved, check_output, staged
+from flash_export.sites import Refusal, Site
+from flash_export.talk import Talk
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Result:
+    """What one run did. ``saved`` is None after a dry run."""
+
+    saved: Saved | None
+    sites: tuple[Site, ...]
+    report: dict[str, object]
+
+
+def run(options: Options, talk: Talk | None = None) -> Result:
+    """Exports ``options.source``, fuses its attention, proves it and publishes the files.
+
+    Raises:
+        UserError: one of its kinds, each with its exit code; nothing was published then.
+    """
+    talk = talk or Talk(quiet=options.quiet)
+    output = output_path(options)
+    if not options.dry_run:
+        check_output(output)
+    with tempfile.TemporaryDirectory(prefix="flash-export-") as folder:
+        with talk.step("load", str(options.source)):
+            loaded = load(options)
+        with talk.step("export", "to ONNX, unfused"):
+            exported = export(loaded, options, Path(folder))
+        for note in exported.notes:
+            talk.warn(note)
+        with talk.step("find", "every softmax and attention operator"):
+            model = ir.load(exported.path)
+            before = node_count(model)
+            sites = find(model)
+            skip(sites, options.skip)
+        talk.result(report.as_table(sites))
+        judge(sites, options, talk)
+        facts = report.Facts(options.source, exported.source_kind, sites, (before, before), talk.seconds)
+        if options.dry_run:
+            return Result(None, tuple(sites), report.as_json(facts, None, None, None))
+        with talk.step("rewrite", "each attention into one node"):
+            rewrite(model, sites, fallback=options.fallback)
+            facts = dataclasses.replace(facts, nodes=(before, node_count(model)))
+        with staged(model, exported.path, output, keep_unfused=exported.source_kind != "onnx") as files:
+            checked = None
+            if options.check:
+                with talk.step("check", "each attention alone, then the whole model"):
+                    checked = check(
+                        files.unfused,
+                        files.fused,
+                        sites,
+                        reference=exported.reference,
+                        example=exported.example,
+                        dims=exported.dims,
+                        values=options.values,
+                        progress=talk.progress,
+                    ).as_report()
+            else:
+                talk.warn("--no-check: the numbers of this file are not proven")
+            with talk.step("save", str(output)):
+                document = report.as_json(facts, output, files.published_unfused, checked)
+                saved = files.publish(document, options.report)
+    return Result(saved, tuple(sites), document)
+
+
+def output_path(options: Options) -> Path:
+    """OUT, or ``NAME.flash.onnx`` beside the source.
+
+    Raises:
+        UsageError: OUT is the source itself.
+    """
+    source = options.source.resolve()
+    name = source.name if source.is_dir() else source.stem
+    output = options.output or source.parent / f"{name}.flash.onnx"
+    if output.resolve() == source:
+        raise UsageError(
+            "the output would replace the source",
+            where=str(output),
+            got="one file for SOURCE and OUT",
+            need="two: the fused model is compared with the unfused one",
+            do="give another -o OUT.onnx",
+        )
+    return output
+
+
+def skip(sites: Sequence[Site], names: Sequence[str]) -> None:
+    """Marks the sites that the user wants left alone as refused.
+
+    Raises:
+        UsageError: a name is no site of this model.
+    """
+    by_name = {site.name: site for site in sites}
+    for name in names:
+        site = by_name.get(name)
+        if site is None:
+            raise UsageError(
+                "--skip names an attention that is not there",
+                where=f"--skip {name}",
+                got=name,
+                need="one of " + (", ".join(by_name) or "none: this model has no attention"),
+                do="copy the name from the table of --dry-run",
+            )
+        site.status = "refused"
+        site.reason = Refusal("skipped", "left alone by --skip", name, f"leave --skip {name} out to fuse it")
+
+
+def judge(sites: Sequence[Site], options: Options, talk: Talk) -> None:
+    """Warns of refusals, or ends the run where the user asked for more.
+
+    Raises:
+        UnsupportedModel: no attention without --allow-none, or something refused under --require-all.
+    """
+    refused = [site for site in sites if site.status == "refused"]
+    if refused and options.require_all:
+        first = refused[0]
+        assert first.reason is not None
+        raise UnsupportedModel(
+            f"{len(refused)} of {len(refused) + _fused(sites)} attentions cannot be fused",
+            where=", ".join(site.name for site in refused),
+            got=f"{first.reason.code} at {first.reason.node}: {first.reason.text}",
+            need="every attention fused, as --require-all asks",
+            do=f"{first.reason.action}; or leave --require-all out to keep these as standard ONNX",
+        )
+    if not refused and not _fused(sites) and not options.allow_none:
+        others = len(sites)
+        raise UnsupportedModel(
+            "no attention was found",
+            where=str(options.source),
+            got=f"{others} softmax, none of them between two matrix products" if others else "no softmax at all",
+            need="softmax(Q·Kᵀ)·V, in standard ONNX operators",
+            do="check that this is the model you meant; --allow-none writes it as it is",
+        )
+    if refused:
+        talk.warn(f"{len(refused)} attention(s) left as standard ONNX, each with its reason above")
+
+
+def node_count(model: ir.Model) -> int:
+    """Nodes of the graph and its subgraphs, function bodies apart."""
+    return sum(1 for _ in model.graph.all_nodes())
+
+
+def _fused(sites: Sequence[Site]) -> int:
+    return sum(site.status == "fused" for site in sites)
