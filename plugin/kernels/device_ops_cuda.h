@@ -6,6 +6,7 @@
 
 #define FLASH_DEVICE __device__ __forceinline__
 #define FLASH_UNROLL _Pragma("unroll")
+#define FLASH_UNROLL_4 _Pragma("unroll 4")
 #define FLASH_NO_UNROLL _Pragma("unroll 1")
 
 namespace flash_export::ops {

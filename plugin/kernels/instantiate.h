@@ -23,7 +23,7 @@ using Float = float;
 #ifdef __CUDACC__
 
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::Shape::kThreads)
+__global__ void __launch_bounds__(Kernel::Shape::kThreads, 1)
     forwardKernel(__grid_constant__ ForwardParams const params) {
   Kernel::run(params);
 }

@@ -146,9 +146,10 @@ struct ScalarProducts {
 
   static FLASH_DEVICE void addRow(Output& o, float const (&weight)[Shape::kFragmentsQ][2], uint32_t value,
                                   int row) {
+    uint32_t const first = pairAddress(value, row, 0);
     FLASH_UNROLL
     for (int n = 0; n < Shape::kFragmentsOut; ++n) {
-      ops::Words2 const v = ops::loadShared64(pairAddress(value, row, n));
+      ops::Words2 const v = ops::loadShared64(first ^ (n * 2 * kChunkBytes));
       FLASH_UNROLL
       for (int m = 0; m < Shape::kFragmentsQ; ++m) {
         FLASH_UNROLL

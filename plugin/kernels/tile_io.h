@@ -41,7 +41,7 @@ FLASH_DEVICE void loadTile(uint32_t tile, Element const* source, int64_t row_str
   int const count = smaller(head_dim - chunk * Shape::kChunkElements, Shape::kChunkElements);
   Element const* const column = source + chunk * Shape::kChunkElements;
   if (kVectorOnly || vector_copies) {
-    FLASH_UNROLL
+    FLASH_UNROLL_4
     for (int i = 0; i < kRows / kRowStep; ++i) {
       int const row = first_row + i * kRowStep;
       bool const there = count > 0 && row0 + row < row_end;
@@ -65,7 +65,7 @@ FLASH_DEVICE void loadTile(uint32_t tile, Element const* source, int64_t row_str
 template <class Shape, int kRows, bool kVectorOnly, class Element>
 FLASH_DEVICE void storeRows(uint32_t tile, Element* target, int64_t row_stride, int first_row, int row0,
                             int row_end, int head_dim, bool vector_copies) {
-  FLASH_UNROLL
+  FLASH_UNROLL_4
   for (int i = 0; i < kRows * Shape::kChunks / kWarpSize; ++i) {
     int const index = ops::lane() + i * kWarpSize;
     int const row = first_row + index / Shape::kChunks;

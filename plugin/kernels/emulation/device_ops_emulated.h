@@ -10,6 +10,7 @@
 
 #define FLASH_DEVICE inline
 #define FLASH_UNROLL
+#define FLASH_UNROLL_4
 #define FLASH_NO_UNROLL
 // The caller's place as two hidden arguments; FLASH_HERE hands it on.
 #define FLASH_SITE char const *file = __builtin_FILE(), int line = __builtin_LINE()
