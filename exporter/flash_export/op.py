@@ -2,16 +2,19 @@
 """The operator's contract in Python: names, inputs, outputs, attributes and the ONNX schemas.
 
 ``docs/op.md`` is its definition in words and ``plugin/op.h`` its twin; ``tests/contract/`` compares the three.
-Importing this module registers the schemas, so ``onnx.checker`` with ``check_custom_domain=True`` judges our nodes.
+Importing this module registers the schemas, so ``onnx.checker`` with ``check_custom_domain=True`` judges our nodes:
+names, arity and attributes always, values and shapes too with ``full_check=True``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal
 
 import onnx
 import onnx.defs
+from onnx.shape_inference import InferenceContext, InferenceError
 
 DOMAIN = "flash_export"
 VERSION = 1
@@ -95,6 +98,14 @@ class Attributes:
         """Every attribute that a node must carry, ``plugin_namespace`` and ``plugin_version`` included."""
         return {**dataclasses.asdict(self), **STRING_ATTRIBUTES}
 
+    def why_not_of(self, operator: Operator) -> str | None:
+        """Why a node of ``operator`` cannot carry these attributes, one sentence; None: it can."""
+        if operator != FLASH_ATTENTION_EX and (self.has_bias or self.has_kv_lengths or self.has_sinks):
+            return f"{operator.name} has no side inputs; has_bias, has_kv_lengths and has_sinks must be 0"
+        if operator == FLASH_ATTENTION_PACKED and self.layout != LAYOUT_BSHD:
+            return f"layout is {self.layout}; {operator.name} takes [B, S, (Hq + 2*Hkv)*D] alone, layout 0"
+        return None
+
     @property
     def causal_kind(self) -> Causal:
         """``"none"``, ``"top_left"`` or ``"bottom_right"``."""
@@ -104,6 +115,86 @@ class Attributes:
 
 
 _INPUT_TYPES = {"kv_lengths": "L", "sinks": "F", "lse": "F", "bias": "BIAS"}
+
+
+Dims = list[onnx.TensorShapeProto.Dimension]
+INPUT_RANKS = {"bias": 4, "kv_lengths": 1, "sinks": 1, "qkv": 3}
+"""The rank of inputs that have one whatever the layout."""
+
+
+def _inference(operator: Operator) -> Callable[[InferenceContext], None]:
+    """Type and shape inference of one operator; with it a file without function bodies has shapes too."""
+
+    def infer(context: InferenceContext) -> None:
+        attributes = _attributes_of(operator, context)
+        dims = {name: _dims_of(operator, context, i, attributes) for i, name in enumerate(operator.inputs)}
+        dtype = context.get_input_type(0).tensor_type.elem_type
+        _set_output(context, 0, dtype, _output_dims(attributes, dims))
+        if operator == FLASH_ATTENTION_EX:
+            query = dims["query"]
+            heads = onnx.TensorShapeProto.Dimension(dim_value=attributes.q_num_heads)
+            sequence = 2 if attributes.layout == LAYOUT_BHSD else 1
+            lse = None if query is None else [query[0], heads, query[sequence]]
+            _set_output(context, 1, onnx.TensorProto.FLOAT, lse)
+
+    return infer
+
+
+def _attributes_of(operator: Operator, context: InferenceContext) -> Attributes:
+    names = [*INT_ATTRIBUTES, *FLOAT_ATTRIBUTES]
+    try:
+        attributes = Attributes(**{n: onnx.helper.get_attribute_value(context.get_attribute(n)) for n in names})
+    except ValueError as error:
+        raise InferenceError(f"{operator.name}: {error}") from error
+    if reason := attributes.why_not_of(operator):
+        raise InferenceError(reason)
+    return attributes
+
+
+def _dims_of(operator: Operator, context: InferenceContext, index: int, attributes: Attributes) -> Dims | None:
+    """The input's dims, its rank and heads checked; None when nothing is known of its shape."""
+    tensor = context.get_input_type(index).tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    name, dims = operator.inputs[index], list(tensor.shape.dim)
+    rank = INPUT_RANKS.get(name, 4 if attributes.layout == LAYOUT_BHSD else 3)
+    if len(dims) != rank:
+        raise InferenceError(f"{operator.name}: {name} has rank {len(dims)}; layout {attributes.layout} needs {rank}")
+    if name not in ("query", "key", "value", "qkv"):
+        return dims
+    of_kv = 2 * attributes.kv_num_heads if name == "qkv" else 0
+    heads = attributes.kv_num_heads if name in ("key", "value") else attributes.q_num_heads + of_kv
+    axis = 1 if attributes.layout == LAYOUT_BHSD else 2
+    size = dims[axis].dim_value if dims[axis].HasField("dim_value") else None
+    if size is not None and (size != heads if axis == 1 else size % heads):
+        need = f"{heads}" if axis == 1 else f"a multiple of {heads} heads"
+        raise InferenceError(f"{operator.name}: axis {axis} of {name} is {size}; it must be {need}")
+    return dims
+
+
+def _output_dims(attributes: Attributes, dims: dict[str, Dims | None]) -> Dims | None:
+    first = dims.get("query", dims.get("qkv"))
+    if first is None:
+        return None
+    value, last = dims.get("value"), onnx.TensorShapeProto.Dimension()
+    if attributes.layout == LAYOUT_BHSD:
+        if value is not None:
+            last = value[3]
+    else:
+        heads = attributes.kv_num_heads if "value" in dims else attributes.q_num_heads + 2 * attributes.kv_num_heads
+        joined = value if "value" in dims else first
+        if joined is not None and joined[2].HasField("dim_value"):
+            last.dim_value = joined[2].dim_value // heads * attributes.q_num_heads
+    return [*first[:-1], last]
+
+
+def _set_output(context: InferenceContext, index: int, dtype: int, dims: Dims | None) -> None:
+    output = onnx.TypeProto()
+    output.tensor_type.elem_type = dtype
+    if dims is not None:
+        output.tensor_type.shape.SetInParent()
+        output.tensor_type.shape.dim.extend(dims)
+    context.set_output_type(index, output)
 
 
 def _schema(operator: Operator) -> onnx.defs.OpSchema:
@@ -127,7 +218,7 @@ def _schema(operator: Operator) -> onnx.defs.OpSchema:
         ("L", ["tensor(int32)"], "lengths"),
         ("F", ["tensor(float)"], "float side tensors"),
     ]
-    return onnx.defs.OpSchema(
+    schema = onnx.defs.OpSchema(
         operator.name,
         DOMAIN,
         VERSION,
@@ -137,6 +228,8 @@ def _schema(operator: Operator) -> onnx.defs.OpSchema:
         attributes=attributes,
         type_constraints=[c for c in constraints if c[0] in used],
     )
+    schema.set_type_and_shape_inference_function(_inference(operator))
+    return schema
 
 
 def register_schemas() -> None:
