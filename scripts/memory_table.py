@@ -220,8 +220,8 @@ def table(measured: Sequence[Measured], lengths: Sequence[int], version: str) ->
         lines.append(f"| {row.title} | " + " | ".join(cells) + " |")
     lines += [
         "",
-        f"In MiB: TensorRT for RTX {version} on the unfused graph → the same with one FlashAttention node and the plugin. "
-        f"Built for {TARGET}; inputs and outputs are not counted.",
+        f"In MiB: TensorRT for RTX {version} on the unfused graph → the same with one FlashAttention node and the "
+        f"plugin. Built for {TARGET}; inputs and outputs are not counted.",
     ]
     return "\n".join(lines)
 

@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any, Literal
 
@@ -58,14 +58,18 @@ class Backend:
 
     def errors_since(self, mark: int) -> list[str]:
         """Error texts logged after ``mark`` (an earlier ``len(log)``); not those that only say that no GPU is here."""
-        errors = [text for severity, text in self.log[mark:] if severity <= 1]
-        # Without a driver every failed call is followed by a cudaError 35 line that has nothing to do with it.
-        return [text for text in errors if not re.search(r"cudaError.*\b35\b|CUDA initialization failure", text)]
+        return without_driver_noise(text for severity, text in self.log[mark:] if severity <= 1)
 
     def scratch_bytes_since(self, mark: int) -> int | None:
         """The largest "Max Scratch Memory" logged after ``mark``, in bytes; None when the log has none."""
         sizes = [int(m[1]) for _, text in self.log[mark:] if (m := re.search(r"Max Scratch Memory: (\d+) bytes", text))]
         return max(sizes, default=None)
+
+
+def without_driver_noise(texts: Iterable[str]) -> list[str]:
+    """The lines of ``texts`` that say something: without a driver, a cudaError 35 follows every other error."""
+    lines = [line.strip() for text in texts for line in text.splitlines()]
+    return [line for line in lines if line and not re.search(r"cudaError 35\b|CUDA initialization failure", line)]
 
 
 _loaded: dict[BackendName, Backend] = {}

@@ -166,7 +166,9 @@ def build_engine(
 
 def _parser_errors(parser: Any) -> list[str]:
     errors = [parser.get_error(index) for index in range(parser.num_errors)]
-    return [f"node {e.node_name() or e.node()} ({e.node_operator()}): {e.desc()}" for e in errors]
+    return backends.without_driver_noise(
+        f"node {error.node_name() or error.node()} ({error.node_operator()}): {error.desc()}" for error in errors
+    )
 
 
 def _refused(step: str, backend: Backend, file: OnnxFile, errors: Sequence[str]) -> UnsupportedModel:
@@ -175,7 +177,7 @@ def _refused(step: str, backend: Backend, file: OnnxFile, errors: Sequence[str])
         where=str(file.path),
         got="; ".join(dict.fromkeys(errors)) or "no reason given",
         need="a model, and shapes, that this TensorRT supports",
-        do="check the shapes given with --shape; if the reason names a FlashAttention node, see docs/engines.md",
+        do="where a FlashAttention node is named, the plugin says why in the lines above; else check --shape",
     )
 
 

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shapes are read as trtexec spells them, checked against the model, and printed back the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from flash_export.errors import UsageError
+from flash_trt.onnx_file import GraphInput
+from flash_trt.shapes import ShapeRange, parse, plan_profile
+
+IDS = GraphInput("input_ids", 7, ("batch", "seq"))
+MASK = GraphInput("attention_mask", 7, ("batch", "seq"))
+FIXED = GraphInput("table", 1, (3, 20))
+NAMELESS = GraphInput("x", 1, ("", 20))
+
+
+def test_three_shapes_are_smallest_usual_largest() -> None:
+    assert parse("input_ids:1x1,4x512,8x4096") == ShapeRange("input_ids", (1, 1), (4, 512), (8, 4096))
+
+
+def test_one_shape_stands_for_all_three() -> None:
+    assert parse("x:4x512") == ShapeRange("x", (4, 512), (4, 512), (4, 512))
+
+
+def test_an_input_name_may_hold_colons() -> None:
+    assert parse("serving:input:0:7").name == "serving:input:0"
+
+
+def test_what_is_printed_reads_back() -> None:
+    text = "input_ids:1x1,4x512,8x4096"
+    assert str(parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "x:", ":1x2", "x:1x2,3x4", "x:1,2,3,4", "x:1xa", "x:-1x2", "x:1x2,1x2x3,1x2", "x:4x2,2x2,8x2", "x:1 x2"],
+)
+def test_another_spelling_is_refused_with_the_right_one(text: str) -> None:
+    with pytest.raises(UsageError, match="--shape"):
+        parse(text)
+
+
+def test_a_symbol_that_one_input_settles_holds_for_the_others() -> None:
+    profile = plan_profile([IDS, MASK], [parse("input_ids:1x1,4x64,8x200")])
+    assert profile.ranges[1] == ShapeRange("attention_mask", (1, 1), (4, 64), (8, 200))
+    assert profile.chosen == {}
+
+
+def test_dims_left_open_get_a_default_that_is_told() -> None:
+    profile = plan_profile([IDS, NAMELESS], [])
+    assert profile.chosen == {"batch": (1, 1, 8), "seq": (1, 128, 512), "x[0]": (1, 1, 8)}
+    assert profile.ranges[1] == ShapeRange("x", (1, 20), (1, 20), (8, 20))
+
+
+def test_a_static_input_needs_no_shape() -> None:
+    assert plan_profile([FIXED], []).ranges == ()
+    assert plan_profile([FIXED], []).trtexec_flags() == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["ids:1x1"], "no input"),
+        (["input_ids:1x1", "input_ids:2x2"], "twice"),
+        (["input_ids:1x1x1"], "rank 2"),
+        (["table:3x21"], "20 where the model fixes it"),
+        (["input_ids:1x5", "attention_mask:1x7"], "seq = 5,5,5"),
+    ],
+)
+def test_a_shape_that_contradicts_the_model_is_refused(given: list[str], words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan_profile([IDS, MASK, FIXED], [parse(text) for text in given])
+    assert words in str(caught.value)
+
+
+def test_trtexec_flags_hold_every_dynamic_input() -> None:
+    profile = plan_profile([IDS, MASK, FIXED], [parse("input_ids:1x1,4x64,8x200")])
+    assert profile.trtexec_flags() == (
+        "--minShapes=input_ids:1x1,attention_mask:1x1 "
+        "--optShapes=input_ids:4x64,attention_mask:4x64 "
+        "--maxShapes=input_ids:8x200,attention_mask:8x200"
+    )
