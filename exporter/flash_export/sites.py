@@ -50,6 +50,8 @@ class Site:
     boundary: tuple[str, ...] = ()
     query_source: str | None = None
     key_source: str | None = None
+    match: object | None = dataclasses.field(default=None, repr=False, compare=False)
+    """What ``rewrite`` needs of ``find``; nobody else reads it."""
 
     def as_report(self) -> dict[str, object]:
         """The site's entry in ``report.json``, schema 1."""

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluates the part of a graph that depends on lengths alone, at any lengths: what proofs about masks rest on.
+
+The subgraph that computes a value is cut out at its Shape operators, whose results are written in as numbers, and run
+by onnx's reference evaluator. A value that depends on the data of a graph input cannot be evaluated so; the caller
+may name such *data* values and feed them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from flash_export import graph as g
+from flash_export.shapes import Dim, Shapes
+
+MAX_NODES = 400
+"""A mask is computed by tens of nodes; a larger cut is part of the model."""
+
+PURE_OPS = frozenset(
+    [
+        "Abs",
+        "Add",
+        "And",
+        "Cast",
+        "CastLike",
+        "Ceil",
+        "Clip",
+        "Concat",
+        "ConstantOfShape",
+        "CumSum",
+        "Div",
+        "Equal",
+        "Expand",
+        "EyeLike",
+        "Flatten",
+        "Floor",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Greater",
+        "GreaterOrEqual",
+        "Identity",
+        "Less",
+        "LessOrEqual",
+        "Log",
+        "Max",
+        "Min",
+        "Mod",
+        "Mul",
+        "Neg",
+        "Not",
+        "Or",
+        "Pad",
+        "Pow",
+        "Range",
+        "Reciprocal",
+        "ReduceMax",
+        "ReduceMin",
+        "ReduceSum",
+        "Reshape",
+        "Round",
+        "ScatterND",
+        "Sign",
+        "Slice",
+        "Split",
+        "Sqrt",
+        "Squeeze",
+        "Sub",
+        "Tile",
+        "Transpose",
+        "Trilu",
+        "Unsqueeze",
+        "Where",
+        "Xor",
+        "Constant",
+    ]
+)
+"""Deterministic operators that masks, scales and position biases are made of."""
+
+
+class NotEvaluable(Exception):
+    """The value depends on data, on an unknown rank, or on an operator outside ``PURE_OPS``."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Cut:
+    nodes: list[ir.Node]
+    lengths: dict[str, tuple[Dim, ...]]
+    constants: dict[str, np.ndarray]
+    data: list[str]
+    evaluator: ReferenceEvaluator | None
+
+
+class Evaluator:
+    """Evaluates values of one graph; cuts are kept, so that many sites with one mask pay once."""
+
+    def __init__(self, shapes: Shapes, opset: int) -> None:
+        self._shapes = shapes
+        self._opset = opset
+        self._cuts: dict[tuple[ir.Value, frozenset[ir.Value]], _Cut | NotEvaluable] = {}
+
+    def constants(self, value: ir.Value) -> list[np.ndarray]:
+        """The constant arrays that ``value`` is computed from.
+
+        Raises:
+            NotEvaluable: see the class.
+        """
+        return list(self._cut(value, frozenset()).constants.values())
+
+    def symbols(self, value: ir.Value, data: frozenset[ir.Value] = frozenset()) -> set[str]:
+        """The names of the dynamic dims that ``value`` depends on.
+
+        Raises:
+            NotEvaluable: see the class.
+        """
+        cut = self._cut(value, data)
+        dims = (self._shapes.normal(d) for contents in cut.lengths.values() for d in contents)
+        return {name for dim in dims for name in dim.symbols}
+
+    def evaluable(self, value: ir.Value) -> bool:
+        """True when ``value`` depends on lengths and constants alone."""
+        try:
+            self._cut(value, frozenset())
+        except NotEvaluable:
+            return False
+        return True
+
+    def evaluate(
+        self, value: ir.Value, sizes: Mapping[str, int], data: Mapping[ir.Value, np.ndarray] | None = None
+    ) -> np.ndarray:
+        """The array that ``value`` holds at these sizes of the dynamic dims.
+
+        Raises:
+            NotEvaluable: see the class; also when the operators fail at these sizes.
+        """
+        data = data or {}
+        cut = self._cut(value, frozenset(data))
+        feeds = dict(cut.constants)
+        for name, contents in cut.lengths.items():
+            numbers = [self._shapes.normal(d).evaluate(sizes) for d in contents]
+            feeds[name] = np.array(numbers, dtype=np.int64)
+        for fed, array in data.items():
+            if fed.name in cut.data:
+                feeds[str(fed.name)] = array
+        if cut.evaluator is None:
+            return np.asarray(feeds[str(value.name)])
+        try:
+            with np.errstate(all="ignore"):
+                return np.asarray(cut.evaluator.run(None, feeds)[0])
+        except Exception as error:  # the reference evaluator raises whatever NumPy raises at sizes that do not fit
+            raise NotEvaluable(f"{value.name}: {error}") from error
+
+    def _cut(self, value: ir.Value, data: frozenset[ir.Value]) -> _Cut:
+        key = (value, data)
+        if key not in self._cuts:
+            try:
+                self._cuts[key] = self._make_cut(value, data)
+            except NotEvaluable as error:
+                self._cuts[key] = error
+        cut = self._cuts[key]
+        if isinstance(cut, NotEvaluable):
+            raise cut
+        return cut
+
+    def _make_cut(self, value: ir.Value, data: frozenset[ir.Value]) -> _Cut:
+        cut = _Cut([], {}, {}, [], None)
+        self._collect(value, data, cut)
+        if cut.nodes:
+            cut.evaluator = ReferenceEvaluator(self._model(value, cut))
+        return cut
+
+    def _collect(self, value: ir.Value, data: frozenset[ir.Value], cut: _Cut) -> None:
+        seen: set[ir.Value] = set()
+        ordered: list[ir.Node] = []
+        stack: list[tuple[ir.Value, bool]] = [(value, False)]
+        while stack:
+            current, done = stack.pop()
+            producer = current.producer()
+            if done:
+                assert producer is not None
+                if producer not in ordered:
+                    ordered.append(producer)
+                continue
+            if current in seen or self._is_leaf(current, data, cut):
+                seen.add(current)
+                continue
+            seen.add(current)
+            if producer is None or not g.is_op(producer, *PURE_OPS) or len(seen) > MAX_NODES:
+                raise NotEvaluable(str(current.name))
+            stack.append((current, True))
+            stack.extend((v, False) for v in producer.inputs if v is not None)
+        cut.nodes = ordered
+
+    def _is_leaf(self, value: ir.Value, data: frozenset[ir.Value], cut: _Cut) -> bool:
+        name = str(value.name)
+        if value in data:
+            cut.data.append(name)
+            return True
+        array = g.constant(value)
+        if array is not None:
+            cut.constants[name] = array
+            return True
+        producer = value.producer()
+        if g.is_op(producer, "Shape"):
+            contents = self._shapes.contents(value)
+            if contents is None or any(name.startswith("?") for dim in contents for name in dim.symbols):
+                raise NotEvaluable(name)
+            cut.lengths[name] = contents
+            return True
+        return False
+
+    def _model(self, value: ir.Value, cut: _Cut) -> onnx.ModelProto:
+        inputs = [onnx.helper.make_empty_tensor_value_info(n) for n in (*cut.constants, *cut.lengths, *cut.data)]
+        output = onnx.helper.make_empty_tensor_value_info(str(value.name))
+        nodes = [ir.to_proto(node) for node in cut.nodes]
+        graph = onnx.helper.make_graph(nodes, "cut", inputs, [output])
+        opsets = [onnx.helper.make_opsetid("", self._opset)]
+        proto = onnx.ModelProto(ir_version=9, graph=graph)
+        proto.opset_import.extend(opsets)
+        return proto

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds every softmax and attention operator of a model and says what becomes of it.
+
+Anchors are operators, never names or model types. Each anchor ends as ``fused``, ``refused`` with a reason, or
+``not_attention``; see ``docs/finding.md``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+import onnx_ir as ir
+
+from flash_export import graph as g
+from flash_export.canonical import Attention, NotAttention, Refused, name_of
+from flash_export.evaluate import Evaluator
+from flash_export.op import DOMAIN, FLOAT_ATTRIBUTES, INT_ATTRIBUTES, OPERATORS, Attributes
+from flash_export.patterns import PATTERNS
+from flash_export.plan import Plan, make_plan
+from flash_export.region import Region
+from flash_export.shapes import Shapes
+from flash_export.sites import Refusal, Site
+
+
+@dataclasses.dataclass(slots=True)
+class _Candidate:
+    site: Site
+    attention: Attention
+    plan: Plan
+
+
+def find(model: ir.Model) -> list[Site]:
+    """One site for every softmax and attention operator, in the graph's order; unnamed values get names.
+
+    Sites inside subgraphs and functions come after those of the main graph and are never fused.
+    """
+    opset = model.opset_imports.get("", 1)
+    g.ensure_names(model.graph)
+    region = _region(model.graph, opset, None)
+    sites: list[Site] = []
+    candidates: list[_Candidate] = []
+    for node in model.graph:
+        found = _visit(node, region)
+        if found is None:
+            continue
+        sites.append(found if isinstance(found, Site) else found.site)
+        if isinstance(found, _Candidate):
+            candidates.append(found)
+    _settle(model.graph, candidates, region)
+    sites.extend(_inner_sites(model, region))
+    _name_apart(sites)
+    return sites
+
+
+def _region(graph: ir.Graph | ir.Function, opset: int, outer: Region | None) -> Region:
+    shapes = Shapes(graph, None if outer is None else outer.shapes)
+    return Region(shapes, Evaluator(shapes, opset), opset)
+
+
+def _visit(node: ir.Node, region: Region) -> Site | _Candidate | None:
+    if node.domain == DOMAIN and node.op_type in OPERATORS:
+        return _existing(node, region)
+    if node.op_type not in PATTERNS or not g.is_op(node, node.op_type):
+        return None
+    site = Site(name=name_of(node), status="not_attention")
+    try:
+        attention = PATTERNS[node.op_type](node, region)
+        return _Candidate(site, attention, make_plan(attention, region))
+    except NotAttention:
+        return site
+    except Refused as error:
+        _refuse(site, error.reason, node)
+        return site
+
+
+def _refuse(site: Site, reason: Refusal, anchor: ir.Node) -> None:
+    site.status = "refused"
+    site.reason = reason if reason.node else dataclasses.replace(reason, node=name_of(anchor))
+    site.match = None
+
+
+def _existing(node: ir.Node, region: Region) -> Site:
+    """A FlashAttention node that is there already: found, with nothing to do."""
+    names = INT_ATTRIBUTES | FLOAT_ATTRIBUTES
+    written = {n: node.attributes[n].value for n in names if n in node.attributes}
+    site = Site(name=name_of(node), status="fused", operator=node.op_type, output=str(node.outputs[0].name))
+    try:
+        site.attributes = Attributes(**written)
+    except (TypeError, ValueError) as error:
+        reason = Refusal("bad_node", f"the node's attributes: {error}", name_of(node), "export the model again")
+        _refuse(site, reason, node)
+        return site
+    shape = region.shapes.shape(node.inputs[0])
+    if shape is not None and shape[-1].static is not None and node.op_type != "FlashAttentionPacked":
+        heads = 1 if site.attributes.layout else site.attributes.q_num_heads
+        site.head_dim = shape[-1].static // heads
+    site.boundary = tuple(str(v.name) for v in node.inputs if v is not None and not g.is_weight(v))
+    return site
+
+
+def _settle(graph: ir.Graph, candidates: list[_Candidate], region: Region) -> None:
+    """Refuses sites whose scores or probabilities somebody else needs, and fills in those that stay."""
+    while True:
+        live = _live_nodes(graph, (c.plan for c in candidates))
+        kept = [c for c in candidates if _disappears(c, live, region)]
+        if len(kept) == len(candidates):
+            break
+        candidates = kept
+    for candidate in candidates:
+        _fill(candidate, live)
+
+
+def _live_nodes(graph: ir.Graph, plans: Iterable[Plan]) -> set[ir.Node]:
+    """The nodes that the graph's outputs need once every plan's output comes from its new node."""
+    replaced = {plan.output: plan for plan in plans}
+    live: set[ir.Node] = set()
+    stack = list(graph.outputs)
+    seen: set[ir.Value] = set(stack)
+
+    def push(values: Iterable[ir.Value]) -> None:
+        for value in values:
+            if value not in seen:
+                seen.add(value)
+                stack.append(value)
+
+    while stack:
+        value = stack.pop()
+        if value in replaced:
+            push(replaced[value].sources)
+            continue
+        node = value.producer()
+        if node is not None and node not in live:
+            live.add(node)
+            push(g.all_inputs(node))
+    return live
+
+
+def _disappears(candidate: _Candidate, live: set[ir.Node], region: Region) -> bool:
+    remaining = [n for n in candidate.plan.nodes if n in live]
+    if not remaining:
+        return True
+    if remaining == [candidate.plan.nodes[-1]] and len(candidate.attention.tails) > 1:
+        # Somebody asks for the shape of the product's output: end the node there instead of below.
+        candidate.attention.tails = candidate.attention.tails[:1]
+        candidate.plan = make_plan(candidate.attention, region)
+        return candidate.plan.output is candidate.attention.tails[0].value
+    after = candidate.plan.nodes.index(candidate.attention.anchor)
+    late = any(candidate.plan.nodes.index(n) >= after for n in remaining)
+    what = "probabilities" if late else "scores"
+    reason = Refusal(
+        f"{what}_used",
+        f"the {what} are also read outside the attention; FlashAttention never forms them",
+        name_of(remaining[0]),
+        f"export the model so that nothing else reads the {what}",
+    )
+    _refuse(candidate.site, reason, candidate.attention.anchor)
+    return False
+
+
+def _fill(candidate: _Candidate, live: set[ir.Node]) -> None:
+    site, plan = candidate.site, candidate.plan
+    site.status = "fused"
+    site.operator = "FlashAttentionEx" if plan.biases else "FlashAttention"
+    site.attributes = plan.attributes
+    site.head_dim, site.v_head_dim = plan.head_dim, plan.v_head_dim
+    site.bias_shape = plan.bias_shape
+    site.output = str(plan.output.name)
+    site.boundary = tuple(str(v.name) for v in _boundary(plan, live))
+    site.query_source = _source_name(plan.query.value, site)
+    site.key_source = _source_name(plan.key.value, site)
+    site.match = plan
+
+
+def _source_name(value: ir.Value, site: Site) -> str | None:
+    return str(value.name) if value.name in site.boundary else None
+
+
+def _boundary(plan: Plan, live: set[ir.Node]) -> list[ir.Value]:
+    """The values that cut the site out of both graphs: the new node's sources, and what old shape arithmetic reads.
+
+    Walks up from the output through everything that the rewrite removes, and stops at what it leaves.
+    """
+    sources = set(plan.sources)
+    inner = {*plan.nodes, *plan.query.path, *plan.key.path, *plan.value.path}
+    result = [v for v in plan.sources if not g.is_weight(v)]
+    seen: set[ir.Value] = set(result)
+    stack = [plan.output]
+    while stack:
+        value = stack.pop()
+        node = value.producer()
+        if value in sources or g.is_weight(value):
+            continue
+        if node is None or (node in live and node not in inner):
+            if value not in seen:
+                seen.add(value)
+                result.append(value)
+            continue
+        for above in g.all_inputs(node):
+            if above not in seen or above in sources:
+                if above not in sources and above.producer() is not None:
+                    stack.append(above)
+                elif above not in sources and not g.is_weight(above) and above not in seen:
+                    seen.add(above)
+                    result.append(above)
+    return result
+
+
+def _inner_sites(model: ir.Model, region: Region) -> Iterator[Site]:
+    for node in model.graph:
+        for attribute in node.attributes.values():
+            for graph in g.graphs_of(attribute):
+                yield from _subgraph_sites(graph, region, f"a subgraph of {name_of(node)}")
+    for function in model.functions.values():
+        if function.domain != DOMAIN:
+            opset = function.opset_imports.get("", region.opset)
+            yield from _subgraph_sites(function, _region(function, opset, None), f"the function {function.name}", True)
+
+
+def _subgraph_sites(
+    graph: ir.Graph | ir.Function, outer: Region, where: str, is_function: bool = False
+) -> Iterator[Site]:
+    region = outer if is_function else _region(graph, outer.opset, outer)
+    for node in graph:
+        found = _visit(node, region)
+        if isinstance(found, Site):
+            yield found
+        elif found is not None:
+            reason = Refusal(
+                "subgraph",
+                f"the attention lies in {where}",
+                name_of(node),
+                "inline the function or unroll the branch, then export again",
+            )
+            _refuse(found.site, reason, node)
+            yield found.site
+        for attribute in node.attributes.values():
+            for inner in g.graphs_of(attribute):
+                yield from _subgraph_sites(inner, region, f"a subgraph of {name_of(node)}")
+
+
+def _name_apart(sites: list[Site]) -> None:
+    """Makes the names unique: ``--skip`` and reports address a site by its name."""
+    taken: set[str] = set()
+    for site in sites:
+        name, number = site.name, 1
+        while name in taken:
+            number += 1
+            name = f"{site.name}#{number}"
+        taken.add(name)
+        site.name = name

@@ -1,0 +1,422 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a mask means: proven causal or window, dropped when it hides nothing, or kept as a tensor.
+
+Nothing is recognised by its operators. A mask that depends on lengths alone is evaluated at several lengths (unequal
+ones, 1, more than every constant in it) and compared with the pattern; one that also depends on data is split at its
+And (or Or of hidden parts), and each part is treated by itself.
+
+What may leave the tensor:
+
+1. A part that hides nothing, always.
+2. A part that hides with minus infinity, when it is causal or a window: hidden is hidden, in whatever order.
+3. A part that hides with a finite fill, only when it leaves a visible key in every row and no other term can hide
+   the rest: a row whose keys are all filled weighs them all alike, and an exact mask would not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import cast
+
+import numpy as np
+import onnx_ir as ir
+
+from flash_export import graph as g
+from flash_export.canonical import Added, Attention, Hidden, Refused, Term
+from flash_export.evaluate import Evaluator, NotEvaluable
+from flash_export.layout import Axes, size_of
+from flash_export.region import Region
+
+MAX_LENGTH = 5000
+"""Masks with constants above this are not evaluated (a 5,000 x 5,000 mask takes 25 MB) and stay tensors."""
+
+MAX_ELEMENTS = 1 << 26
+
+FORGETS = float(np.finfo(np.float16).min)
+"""A key filled with this or less weighs nothing beside a visible one: exp(-65504 + any sane score) is 0."""
+
+SWAMPS = -1e30
+"""A score added to this or less is rounded away in fp32 and bf16, so that replacing a score equals adding the fill."""
+
+
+def uniform(value: ir.Value, evaluator: Evaluator) -> float | None:
+    """The number that every element of ``value`` holds, whatever its lengths; None when there is no such number."""
+    array = g.constant(value)
+    if array is not None:
+        return float(array.reshape(-1)[0]) if array.size and (array == array.reshape(-1)[0]).all() else None
+    node = value.producer()
+    if g.is_op(node, "ConstantOfShape"):
+        assert node is not None
+        attribute = node.attributes.get("value")
+        return 0.0 if attribute is None else float(attribute.as_tensor().numpy().reshape(-1)[0])
+    if node is not None and g.is_op(node, "Expand", "Reshape", "Identity", "Unsqueeze", "Squeeze", "Transpose", "Cast"):
+        source = node.inputs[0]
+        return None if source is None else uniform(source, evaluator)
+    if node is None or not evaluator.evaluable(value) or evaluator.symbols(value):
+        return None
+    array = evaluator.evaluate(value, {})
+    return float(array.reshape(-1)[0]) if array.size and (array == array.reshape(-1)[0]).all() else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Band:
+    """Visible keys of query i: ``i + offset - left`` to ``i + offset + right``; None: no bound on that side.
+
+    ``offset`` is 0 for the top-left diagonal and Skv - Sq for ``bottom_right``. ``full_rows``: at every length tried
+    each row has a visible key.
+    """
+
+    left: int | None
+    right: int | None
+    bottom_right: bool
+    full_rows: bool
+
+    @property
+    def hides_nothing(self) -> bool:
+        """True when every key is visible."""
+        return self.left is None and self.right is None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Literal:
+    """A boolean tensor and the value of its elements that means "visible"."""
+
+    value: ir.Value
+    keep: bool
+
+
+@dataclasses.dataclass(slots=True)
+class BiasPart:
+    """One tensor that stays: ``factor * added``, or ``fill`` where any of ``literals`` is not at its ``keep``."""
+
+    axes: Axes
+    node: ir.Node
+    added: ir.Value | None = None
+    factor: float = 1.0
+    literals: tuple[Literal, ...] = ()
+    fill: float = 0.0
+
+
+@dataclasses.dataclass(slots=True)
+class MaskPlan:
+    """How the terms of one attention are handed to the node: one band as attributes, the rest as one bias."""
+
+    band: Band | None = None
+    parts: list[BiasPart] = dataclasses.field(default_factory=list)
+
+
+def plan_masks(attention: Attention, region: Region) -> MaskPlan:
+    """Decides for every term whether it is dropped, proven and becomes an attribute, or stays a tensor.
+
+    Raises:
+        Refused: ``mask_replaces_scores`` for a replaced score whose fill cannot be added instead.
+    """
+    prover = _Prover(attention, region)
+    plan = MaskPlan(Band(None, 0, False, True) if attention.top_left else None)
+    terms = [part for term in attention.terms for part in _flattened(term, prover)]
+    for index, term in enumerate(terms):
+        others = terms[:index] + terms[index + 1 :]
+        _place(term, others, plan, prover)
+    return plan
+
+
+def _place(term: Term, others: list[Term], plan: MaskPlan, prover: _Prover) -> None:
+    hidden = term if isinstance(term, Hidden) else _as_hidden(term, prover.evaluator)
+    if hidden is None:
+        assert isinstance(term, Added)
+        band = prover.added_band(term.value, term.factor)
+        if band is not None and (band[0].hides_nothing or _may_hide(band[0], band[1], others, plan, prover)):
+            plan.band = _joined(plan.band, band[0])
+            return
+        plan.parts.append(BiasPart(term.axes, term.node, added=term.value, factor=term.factor))
+        return
+    kept: list[Literal] = []
+    for literal in conjuncts(Literal(hidden.condition, hidden.keep)):
+        found = prover.literal_band(literal)
+        if found is not None and found.hides_nothing:
+            continue
+        kept.append(literal)
+    bands = [prover.literal_band(literal) for literal in kept]
+    if hidden.fill == -np.inf:
+        for literal, found in zip(tuple(kept), bands, strict=True):
+            if found is not None and _may_hide(found, hidden.fill, others, plan, prover):
+                plan.band = _joined(plan.band, found)
+                kept.remove(literal)
+    elif len(kept) == 1 and bands[0] is not None and _may_hide(bands[0], hidden.fill, others, plan, prover):
+        plan.band = _joined(plan.band, bands[0])
+        return
+    if not kept:
+        return
+    if isinstance(term, Added) and len(kept) == len(conjuncts(Literal(hidden.condition, hidden.keep))):
+        plan.parts.append(BiasPart(term.axes, term.node, added=term.value, factor=term.factor))
+        return
+    if isinstance(term, Hidden) and hidden.fill > SWAMPS:
+        raise Refused(
+            "mask_replaces_scores",
+            f"Where replaces masked scores by {hidden.fill:g}, which a score is not rounded away against",
+            term.node,
+            "mask with -inf, or add the fill instead of replacing the score",
+        )
+    plan.parts.append(BiasPart(hidden.axes, hidden.node, literals=tuple(kept), fill=hidden.fill))
+
+
+def _may_hide(band: Band, fill: float, others: list[Term], plan: MaskPlan, prover: _Prover) -> bool:
+    """Whether hiding exactly may stand for the graph's mask, and whether the node has room for one more band."""
+    if not _joinable(plan.band, band):
+        return False
+    if fill == -np.inf:
+        return True
+    return band.full_rows and all(prover.harmless(term) for term in others)
+
+
+def _joinable(first: Band | None, second: Band) -> bool:
+    if first is None or first.hides_nothing or first == second:
+        return True
+    return first.bottom_right == second.bottom_right
+
+
+def _joined(first: Band | None, second: Band) -> Band | None:
+    if second.hides_nothing:
+        return first
+    if first is None or first.hides_nothing:
+        return second
+    return Band(
+        _narrower(first.left, second.left),
+        _narrower(first.right, second.right),
+        first.bottom_right,
+        first.full_rows and second.full_rows,
+    )
+
+
+def _narrower(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)
+
+
+def _flattened(term: Term, prover: _Prover) -> list[Term]:
+    """An added sum of masks as its summands, when that lets one of them leave the tensor."""
+    if not isinstance(term, Added):
+        return [term]
+    node = term.value.producer()
+    if not g.is_op(node, "Add"):
+        return [term]
+    assert node is not None
+    summands = [Added(v, term.factor, term.axes, node) for v in node.inputs if v is not None]
+    if any(prover.added_band(s.value, s.factor) is not None for s in summands):
+        return [part for s in summands for part in _flattened(s, prover)]
+    return [term]
+
+
+def _as_hidden(term: Added, evaluator: Evaluator) -> Hidden | None:
+    """``Where(condition, 0, fill)`` added to the scores, as the mask that it is; None for any other tensor."""
+    node = term.value.producer()
+    while g.is_op(node, "Expand", "Identity"):
+        assert node is not None
+        assert node.inputs[0] is not None
+        node = node.inputs[0].producer()
+    if not g.is_op(node, "Where") or term.factor <= 0:
+        return None
+    assert node is not None
+    condition, yes, no = node.inputs[0], node.inputs[1], node.inputs[2]
+    if condition is None or yes is None or no is None:
+        return None
+    a, b = uniform(yes, evaluator), uniform(no, evaluator)
+    if a == 0.0 and b is not None and b < 0.0:
+        return Hidden(condition, True, b * term.factor, term.axes, node)
+    if b == 0.0 and a is not None and a < 0.0:
+        return Hidden(condition, False, a * term.factor, term.axes, node)
+    return None
+
+
+def conjuncts(literal: Literal) -> list[Literal]:
+    """The parts that must all be visible: And of visible parts, Or of hidden ones, through Not."""
+    node = literal.value.producer()
+    if g.is_op(node, "Not"):
+        assert node is not None
+        assert node.inputs[0] is not None
+        return conjuncts(Literal(node.inputs[0], not literal.keep))
+    if g.is_op(node, "Identity", "Expand") or (g.is_op(node, "Cast") and _is_bool_cast(node)):
+        assert node is not None
+        assert node.inputs[0] is not None
+        inner = conjuncts(Literal(node.inputs[0], literal.keep))
+        return inner if len(inner) > 1 or inner[0].value is not node.inputs[0] else [literal]
+    if g.is_op(node, "And" if literal.keep else "Or"):
+        assert node is not None
+        return [part for v in node.inputs if v is not None for part in conjuncts(Literal(v, literal.keep))]
+    return [literal]
+
+
+def _is_bool_cast(node: ir.Node | None) -> bool:
+    source = None if node is None else node.inputs[0]
+    return source is not None and (source.dtype == ir.DataType.BOOL or g.is_op(source.producer(), "Not", "And", "Or"))
+
+
+class _Prover:
+    """Compares evaluated masks with bands at many lengths."""
+
+    def __init__(self, attention: Attention, region: Region) -> None:
+        self.evaluator = region.evaluator
+        self._proofs = region.proofs
+        self._rows = region.shapes.normal(size_of(attention.rows))
+        self._columns = region.shapes.normal(size_of(attention.columns))
+
+    def literal_band(self, literal: Literal) -> Band | None:
+        """The band that a boolean part is, proven; None when it depends on data or is no band."""
+        key = (literal, self._rows, self._columns)
+        if key not in self._proofs:
+            self._proofs[key] = self._literal_band(literal)
+        return cast("Band | None", self._proofs[key])
+
+    def _literal_band(self, literal: Literal) -> Band | None:
+        if not self.evaluator.evaluable(literal.value):
+            return None
+        trials = self._trials(literal.value)
+        if trials is None:
+            return None
+        visible = [(a.astype(bool) == literal.keep, rows, columns) for a, rows, columns in trials]
+        return _match(visible)
+
+    def added_band(self, value: ir.Value, factor: float) -> tuple[Band, float] | None:
+        """The band and the fill of an added tensor that holds 0 and one fill, proven; None for any other."""
+        key = (value, factor, self._rows, self._columns)
+        if key not in self._proofs:
+            self._proofs[key] = self._added_band(value, factor)
+        return cast("tuple[Band, float] | None", self._proofs[key])
+
+    def _added_band(self, value: ir.Value, factor: float) -> tuple[Band, float] | None:
+        if not self.evaluator.evaluable(value):
+            return None
+        trials = self._trials(value)
+        if trials is None:
+            return None
+        fills = {float(x) for a, _, _ in trials for x in np.unique(a) if x != 0}
+        if len(fills) > 1 or any(np.isnan(f) or f * factor > 0 for f in fills):
+            return None
+        fill = fills.pop() * factor if fills else -np.inf
+        if fill > FORGETS:
+            return None
+        band = _match([(a == 0, rows, columns) for a, rows, columns in trials])
+        return None if band is None else (band, fill)
+
+    def harmless(self, term: Term) -> bool:
+        """True for a term that cannot hide a row by itself: a band with full rows, or numbers of ordinary size."""
+        if isinstance(term, Hidden):
+            bands = [self.literal_band(part) for part in conjuncts(Literal(term.condition, term.keep))]
+            return all(b is not None and b.hides_nothing for b in bands)
+        if not self.evaluator.evaluable(term.value):
+            return False
+        trials = self._trials(term.value)
+        return trials is not None and all(np.abs(a * term.factor).max(initial=0) < 1e4 for a, _, _ in trials)
+
+    def _trials(self, value: ir.Value) -> list[tuple[np.ndarray, int, int]] | None:
+        """``value`` at many lengths as ``[..., Sq, Skv]`` with Sq and Skv; None when too few lengths fit."""
+        try:
+            needed = self.evaluator.symbols(value) | self._rows.symbols | self._columns.symbols
+            constants = self.evaluator.constants(value)
+        except NotEvaluable:
+            return None
+        landmarks = _landmarks(constants)
+        if landmarks is None:
+            return None
+        results = []
+        for sizes in _settings(sorted(needed), landmarks):
+            rows, columns = self._rows.evaluate(sizes), self._columns.evaluate(sizes)
+            if rows < 0 or columns < 1 or rows * columns > MAX_ELEMENTS:
+                continue
+            try:
+                array = self.evaluator.evaluate(value, sizes)
+            except NotEvaluable:
+                continue
+            full = _as_matrix(array, rows, columns)
+            if full is not None:
+                results.append((full, rows, columns))
+        return results if len(results) >= (3 if needed else 1) else None
+
+
+def _as_matrix(array: np.ndarray, rows: int, columns: int) -> np.ndarray | None:
+    """The array broadcast to ``[Sq, Skv]``; None when it also varies by batch or head, or does not fit."""
+    if array.ndim > 2:
+        flat = array.reshape(-1, *array.shape[-2:])
+        if flat.shape[0] == 0 or not (flat == flat[:1]).all():
+            return None
+        array = flat[0]
+    try:
+        return np.broadcast_to(array, (rows, columns))
+    except ValueError:
+        return None
+
+
+def _landmarks(constants: list[np.ndarray]) -> list[int] | None:
+    """Lengths at which a mask may change its form: its constants and the sides of its constant tensors."""
+    marks: set[int] = set()
+    for array in constants:
+        marks.update(d for d in array.shape if d > 1)
+        if array.size > 64 or array.dtype.kind not in "iuf":
+            continue
+        for number in array.reshape(-1).astype(np.float64):
+            if np.isfinite(number) and number == int(number) and 1 < abs(number) < 1e9:
+                marks.add(int(abs(number)))
+    return None if any(m > MAX_LENGTH for m in marks) else sorted(marks)
+
+
+def _settings(names: list[str], landmarks: list[int]) -> Iterator[Mapping[str, int]]:
+    """Sizes of the dynamic dims to try: distinct, equal, 1, beyond a tile, and just at and past every landmark."""
+    count = range(len(names))
+    yield dict(zip(names, (5 + 2 * i for i in count), strict=True))
+    if not names:
+        return
+    yield dict(zip(names, (5 + 2 * (len(names) - i) for i in count), strict=True))
+    yield dict.fromkeys(names, 6)
+    for one in names:
+        yield dict.fromkeys(names, 9) | {one: 1}
+        yield dict.fromkeys(names, 3) | {one: 67}
+    for mark in landmarks:
+        for size in (mark, mark + 3):
+            for one in names:
+                yield dict.fromkeys(names, 5) | {one: size}
+            if size <= 1024:
+                yield dict.fromkeys(names, size)
+
+
+def _match(trials: list[tuple[np.ndarray, int, int]]) -> Band | None:
+    full_rows = all(bool(visible.any(-1).all()) for visible, _, _ in trials)
+    if all(bool(visible.all()) for visible, _, _ in trials):
+        return Band(None, None, False, True)
+    bounds = [_bounds(trials, bottom_right) for bottom_right in (False, True)]
+    # Causal first, so that a fixed bottom-right mask is not read as a top-left window.
+    for causal in (True, False):
+        for bottom_right, (left, right) in zip((False, True), bounds, strict=True):
+            options = [(None, 0), (left, 0)] if causal else [(None, right), (left, None), (left, right)]
+            for option in options:
+                if _agrees(trials, bottom_right, *option):
+                    return Band(option[0], option[1], bottom_right, full_rows)
+    return None
+
+
+def _bounds(trials: list[tuple[np.ndarray, int, int]], bottom_right: bool) -> tuple[int, int]:
+    left = right = -1
+    for visible, rows, columns in trials:
+        distance = _distance(rows, columns, bottom_right)[visible]
+        if distance.size:
+            left, right = max(left, -int(distance.min())), max(right, int(distance.max()))
+    return left, right
+
+
+def _distance(rows: int, columns: int, bottom_right: bool) -> np.ndarray:
+    offset = columns - rows if bottom_right else 0
+    return np.arange(columns)[None, :] - np.arange(rows)[:, None] - offset
+
+
+def _agrees(trials: list[tuple[np.ndarray, int, int]], bottom_right: bool, left: int | None, right: int | None) -> bool:
+    if (left is not None and left < 0) or (right is not None and right < 0):
+        return False
+    for visible, rows, columns in trials:
+        distance = _distance(rows, columns, bottom_right)
+        expected = np.ones_like(visible, dtype=bool)
+        if left is not None:
+            expected &= distance >= -left
+        if right is not None:
+            expected &= distance <= right
+        if not np.array_equal(expected, visible):
+            return False
+    return True

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One file a way in which attention appears. A new way: its file, its test, and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from flash_export.canonical import Attention
+from flash_export.patterns import softmax, standard_attention
+from flash_export.region import Region
+
+PATTERNS: dict[str, Callable[[ir.Node, Region], Attention]] = {
+    "Softmax": softmax.read,
+    "Attention": standard_attention.read,
+}
+"""Anchor operator -> its reader, which returns the canonical form or raises Refused or NotAttention."""

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the Softmax up to the product of Q and K: every node on the way becomes part of a term, or the site is refused.
+
+A new kind of term is one reader and one line in ``_READERS``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from flash_export import graph as g
+from flash_export.canonical import Added, Hidden, NotAttention, Refused, Term
+from flash_export.layout import Axes, is_float_cast, read_scalar_factor, step, trains
+from flash_export.masks import FORGETS, uniform
+from flash_export.region import Region, is_product
+
+
+@dataclasses.dataclass(slots=True)
+class Step:
+    """One node between the product and the Softmax; ``effect`` is applied when its input's axes are known."""
+
+    node: ir.Node
+    source: ir.Value
+    effect: Callable[[Expression], None] | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class Expression:
+    """What has been read between the product and a point on the way to the Softmax."""
+
+    axes: Axes
+    scale: float = 1.0
+    softcap: float = 0.0
+    inside_tanh: bool = False
+    terms: list[Term] = dataclasses.field(default_factory=list)
+
+    def multiply(self, factor: float) -> None:
+        """Everything read so far is multiplied by ``factor``."""
+        if self.inside_tanh:
+            # cap * tanh(s * x): the kernel computes cap * tanh(scale * x / cap).
+            self.softcap, self.scale, self.inside_tanh = factor, self.scale * factor, False
+            return
+        if self.softcap:
+            raise Refused("softcap_scaled", "the capped scores are scaled again", None, "fold the factor into the cap")
+        self.scale *= factor
+        for term in self.terms:
+            if isinstance(term, Added):
+                term.factor *= factor
+            elif factor <= 0 or term.fill != -np.inf:
+                raise Refused("mask_scaled", f"masked scores are multiplied by {factor:g}", term.node, "scale first")
+
+
+def read_scores(value: ir.Value, region: Region) -> tuple[ir.Node, list[Step]]:
+    """The product that makes ``value`` and the steps from it, in the order of computation.
+
+    Raises:
+        NotAttention: no product of two activations lies above.
+        Refused: one does, and a node on the way is no part of a known term.
+    """
+    node = value.producer()
+    if node is None:
+        raise NotAttention("the scores are an input")
+    if is_product(node):
+        return _product(node, region)
+    reader = _READERS.get(node.op_type) if g.is_op(node, node.op_type) else None
+    if reader is None:
+        raise _unknown(node)
+    found: tuple[ir.Node, list[Step]] | None = None
+    refusal: Refused | NotAttention | None = None
+    for option in reader(node, region):
+        try:
+            product, steps = read_scores(option.source, region)
+        except (Refused, NotAttention) as error:
+            refusal = error if refusal is None or isinstance(refusal, NotAttention) else refusal
+            continue
+        found = product, [*steps, option]
+        break
+    if found is None:
+        raise refusal or _unknown(node)
+    return found
+
+
+def _product(node: ir.Node, region: Region) -> tuple[ir.Node, list[Step]]:
+    weights = [v for v in node.inputs if v is not None and g.is_weight(v)]
+    if not weights:
+        return node, []
+    others = [v for v in node.inputs if v is not None and v not in weights]
+    try:
+        for other in others:
+            read_scores(other, region)
+            raise Refused(
+                "heads_mixed",
+                f"the scores go through a second product, with the weights {weights[0].name}, before the softmax",
+                node,
+                "attention that mixes heads (talking heads) has no fused form; it stays in standard operators",
+            )
+    except NotAttention:
+        pass
+    raise NotAttention("the softmax is over a product with weights")
+
+
+def _unknown(node: ir.Node) -> Refused:
+    if g.is_op(node, "Concat"):
+        return Refused(
+            "sink",
+            "a column is concatenated to the scores before the softmax",
+            node,
+            "attention sinks are not fused yet; this attention stays in standard operators",
+        )
+    if g.is_op(node, "DequantizeLinear", "QLinearMatMul", "MatMulInteger"):
+        return Refused(
+            "quantized", f"{node.op_type} lies in the scores", node, "export before quantizing, or quantize afterwards"
+        )
+    return Refused(
+        "unknown_operator",
+        f"{node.op_type} lies between the product of Q and K and the softmax and is no scale, mask, bias or layout",
+        node,
+        "leave it, or report the model: each term of the scores has a reader of its own",
+    )
+
+
+def _layout(node: ir.Node, region: Region) -> list[Step]:
+    source = node.inputs[0]
+    if source is None or trains(node) or (node.op_type == "Cast" and not is_float_cast(node, region.shapes)):
+        return []
+
+    def effect(e: Expression) -> None:
+        axes = step(node, e.axes, region.shapes)
+        if axes is None:
+            raise Refused(
+                "scores_layout",
+                f"{node.op_type} rearranges the scores in a way that cannot be followed",
+                node,
+                "report the model's shapes; the attention stays in standard operators",
+            )
+        e.axes = axes
+
+    return [Step(node, source, effect)]
+
+
+def _scaled(node: ir.Node, region: Region) -> list[Step]:
+    factor = read_scalar_factor(node, region.shapes, region.number)
+    if factor is not None:
+        return [Step(node, factor[0], lambda e: e.multiply(factor[1]))]
+    a, b = node.inputs[0], node.inputs[1]
+
+    def effect(_: Expression) -> None:
+        raise Refused(
+            "scale_not_scalar",
+            "the scores are multiplied by a tensor, not by one constant number",
+            node,
+            "multiply Q by the tensor before the product, or leave this attention in standard operators",
+        )
+
+    options = [a] if node.op_type == "Div" else [a, b]
+    return [Step(node, v, effect) for v in options if v is not None]
+
+
+def _added(node: ir.Node, region: Region) -> list[Step]:
+    a, b = node.inputs[0], node.inputs[1]
+    options: list[Step] = []
+    for scores, bias in ((a, b), (b, a)):
+        if scores is None or bias is None:
+            continue
+        sign = -1.0 if node.op_type == "Sub" else 1.0
+
+        def effect(e: Expression, bias: ir.Value = bias, sign: float = sign) -> None:
+            if e.inside_tanh:
+                raise Refused("softcap_form", "a bias is added to tanh before the cap multiplies it", node, "leave it")
+            e.terms.append(Added(bias, sign, e.axes, node))
+
+        options.append(Step(node, scores, effect))
+        if node.op_type == "Sub":
+            break
+    return options
+
+
+def _where(node: ir.Node, region: Region) -> list[Step]:
+    condition, yes, no = node.inputs[0], node.inputs[1], node.inputs[2]
+    if condition is None or yes is None or no is None:
+        return []
+    options: list[Step] = []
+    for scores, other, keep in ((yes, no, True), (no, yes, False)):
+
+        def effect(e: Expression, other: ir.Value = other, keep: bool = keep) -> None:
+            fill = uniform(other, region.evaluator)
+            if fill is None or e.inside_tanh:
+                raise _replaced(node, "a tensor")
+            if fill > FORGETS:
+                raise _replaced(node, f"{fill:g}")
+            e.terms.append(Hidden(condition, keep, fill, e.axes, node))
+
+        options.append(Step(node, scores, effect))
+    return options
+
+
+def _replaced(node: ir.Node, what: str) -> Refused:
+    return Refused(
+        "mask_replaces_scores",
+        f"Where replaces masked scores by {what}, so that a fully masked row forgets its scores",
+        node,
+        "mask with -inf or the type's lowest number, or add the fill instead of replacing the score",
+    )
+
+
+def _tanh(node: ir.Node, region: Region) -> list[Step]:
+    source = node.inputs[0]
+
+    def effect(e: Expression) -> None:
+        if e.terms or e.softcap:
+            raise Refused(
+                "softcap_form",
+                "a mask or bias lies inside the tanh of the soft cap; FlashAttention caps before it masks",
+                node,
+                "apply the cap to the scaled scores first",
+            )
+        e.inside_tanh = True
+
+    return [] if source is None else [Step(node, source, effect)]
+
+
+_READERS: dict[str, Callable[[ir.Node, Region], list[Step]]] = {
+    **dict.fromkeys(
+        ("Identity", "Dropout", "Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"), _layout
+    ),
+    "Mul": _scaled,
+    "Div": _scaled,
+    "Add": _added,
+    "Sub": _added,
+    "Where": _where,
+    "Tanh": _tanh,
+}

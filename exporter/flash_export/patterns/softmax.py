@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention written out: a product, a Softmax, a second product, in whatever order of operands and layouts."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from flash_export import graph as g
+from flash_export.canonical import Attention, NotAttention, Refused
+from flash_export.layout import Axes, Axis, is_float_cast, leaves, step, trains
+from flash_export.patterns.scores import Expression, Step, read_scores
+from flash_export.region import Product, Region, follow_tail, is_product, multiply, users
+
+REACH = 24
+"""Nodes looked at when deciding whether a softmax that does not match is attention at all."""
+
+
+def read(anchor: ir.Node, region: Region) -> Attention:
+    """The attention around a Softmax node.
+
+    Raises:
+        NotAttention: one of the two products is missing.
+        Refused: both are there and something about them has no fused form.
+    """
+    source = anchor.inputs[0]
+    assert source is not None
+    down, second = _read_probabilities(anchor)
+    try:
+        first, up = read_scores(source, region)
+    except Refused as error:
+        if error.reason.code == "unknown_operator" and not _product_above(source):
+            raise NotAttention("no product of two activations lies above the softmax") from error
+        raise
+    return _assemble(anchor, first, up, down, second, region)
+
+
+def _read_probabilities(anchor: ir.Node) -> tuple[list[ir.Node], ir.Node]:
+    """The layout nodes from the Softmax down to the second product, and that product."""
+    value = anchor.outputs[0]
+    path: list[ir.Node] = []
+    while True:
+        readers = users(value)
+        guard = _guard(value, readers)
+        if guard is not None:
+            path.append(guard)
+            value = guard.outputs[0]
+            continue
+        if len(readers) != 1 or value.is_graph_output():
+            raise _shared(value, readers)
+        node = readers[0]
+        if is_product(node):
+            return path, node
+        layout = g.is_op(node, "Identity", "Dropout", "Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze")
+        if not layout or trains(node):
+            raise _changed(value, node)
+        path.append(node)
+        value = node.outputs[0]
+
+
+def _guard(value: ir.Value, readers: list[ir.Node]) -> ir.Node | None:
+    """The Where of ``Where(IsNaN(p), 0, p)``: a keyless row gives 0, which is what FlashAttention gives anyway."""
+    if len(readers) != 2 or value.is_graph_output():
+        return None
+    test = next((n for n in readers if g.is_op(n, "IsNaN")), None)
+    where = next((n for n in readers if g.is_op(n, "Where")), None)
+    if test is None or where is None or test.outputs[0].is_graph_output() or users(test.outputs[0]) != [where]:
+        return None
+    right = where.inputs[0] is test.outputs[0] and where.inputs[2] is value and g.scalar(where.inputs[1]) == 0.0
+    return where if right else None
+
+
+def _shared(value: ir.Value, readers: list[ir.Node]) -> Exception:
+    if not any(_product_below(node) for node in readers):
+        return NotAttention("the softmax's output enters no product")
+    others = [n.op_type for n in readers if not is_product(n)] + (["graph output"] if value.is_graph_output() else [])
+    return Refused(
+        "probabilities_used",
+        f'the probabilities "{value.name}" are also read by {", ".join(others) or "another product"}; '
+        "FlashAttention never forms them",
+        value.producer(),
+        "export the model without its attention weights (need_weights=False, output_attentions=False)",
+    )
+
+
+def _changed(value: ir.Value, node: ir.Node) -> Exception:
+    if not _product_below(node):
+        return NotAttention("the softmax's output enters no product")
+    if g.is_op(node, "Slice"):
+        return Refused("sink", "a column of the probabilities is cut off", node, "attention sinks are not fused yet")
+    if g.is_op(node, "QuantizeLinear", "DequantizeLinear"):
+        return Refused("quantized", f"{node.op_type} follows the softmax", node, "export before quantizing")
+    if trains(node):
+        return Refused("dropout_active", "Dropout is in training mode", node, "export the model in eval() mode")
+    return Refused(
+        "probabilities_changed",
+        f"{node.op_type} changes the probabilities between the softmax and the product with V",
+        node,
+        "attention whose probabilities are changed has no fused form; it stays in standard operators",
+    )
+
+
+def _product_below(node: ir.Node) -> bool:
+    queue, seen = [node], {node}
+    while queue and len(seen) < REACH:
+        current = queue.pop(0)
+        if is_product(current):
+            return not any(g.is_weight(v) for v in current.inputs if v is not None)
+        following = [n for v in current.outputs for n in users(v) if n not in seen]
+        seen.update(following)
+        queue.extend(following)
+    return False
+
+
+def _product_above(value: ir.Value) -> bool:
+    queue: list[ir.Value] = [value]
+    seen = 0
+    while queue and seen < REACH:
+        seen += 1
+        node = queue.pop(0).producer()
+        if node is None:
+            continue
+        if is_product(node):
+            if not any(g.is_weight(v) for v in node.inputs if v is not None):
+                return True
+            continue
+        if not g.is_op(node, "LayerNormalization", "BatchNormalization", "Conv", "Gemm", "Shape"):
+            queue.extend(v for v in node.inputs if v is not None)
+    return False
+
+
+def _softmax_axis(anchor: ir.Node, axes: Axes, opset: int) -> Axis:
+    """The atoms that the Softmax runs over.
+
+    Raises:
+        Refused: ``softmax_flattens`` for opset-11 semantics over more than the last axis.
+    """
+    axis = g.int_attribute(anchor, "axis", -1 if opset >= 13 else 1)
+    axis += len(axes) if axis < 0 else 0
+    if opset < 13 and axis != len(axes) - 1:
+        raise Refused(
+            "softmax_flattens",
+            f"before opset 13 Softmax with axis {axis} of {len(axes)} runs over all axes from there on together",
+            anchor,
+            "convert the model to opset 13 or newer, or give the softmax its last axis",
+        )
+    return leaves(axes[axis])
+
+
+def _assemble(
+    anchor: ir.Node, first: ir.Node, up: list[Step], down: list[ir.Node], second: ir.Node, region: Region
+) -> Attention:
+    left = region.operand(first.inputs[0], first, scalars=True)  # type: ignore[arg-type]
+    right = region.operand(first.inputs[1], first, scalars=True)  # type: ignore[arg-type]
+    scores = multiply(first, left.last, right.last, region.shapes)
+    expression = Expression(scores.axes)
+    for one in up:
+        if one.effect is not None:
+            one.effect(expression)
+    if expression.inside_tanh:
+        # A bare tanh is a cap of 1.
+        expression.multiply(1.0)
+    summed = _softmax_axis(anchor, expression.axes, region.opset)
+    transposed = _is_transposed(scores, summed, anchor)
+    axes = _down(expression.axes, down, region)
+    below = users(down[-1].outputs[0] if down else anchor.outputs[0])
+    assert below == [second]
+    probabilities = down[-1].outputs[0] if down else anchor.outputs[0]
+    at = 0 if second.inputs[0] is probabilities else 1
+    if second.inputs[0] is second.inputs[1]:
+        raise Refused("product_form", "the probabilities are multiplied by themselves", second, "leave it")
+    value = region.operand(second.inputs[1 - at], second, scalars=False)  # type: ignore[arg-type]
+    operands = (axes, value.last) if at == 0 else (value.last, axes)
+    result = multiply(second, *operands, region.shapes)
+    columns = leaves(scores.rows if transposed else scores.columns)
+    if leaves(result.contraction) != columns:
+        raise Refused(
+            "softmax_axis",
+            "the softmax does not run over the axis that is multiplied with V",
+            anchor,
+            "attention normalises over the keys; this one normalises over something else and stays as it is",
+        )
+    return Attention(
+        anchor=anchor,
+        query=right if transposed else left,
+        key=left if transposed else right,
+        value=value,
+        batch=leaves(scores.batch),
+        rows=leaves(scores.columns if transposed else scores.rows),
+        columns=columns,
+        depth=leaves(scores.contraction),
+        v_depth=leaves(result.columns if at == 0 else result.rows),
+        scale=expression.scale,
+        softcap=expression.softcap,
+        terms=expression.terms,
+        tails=follow_tail(second.outputs[0], result.axes, region.shapes),
+        top_left=False,
+        nodes=[first, *(s.node for s in up), anchor, *down, second],
+    )
+
+
+def _is_transposed(scores: Product, summed: Axis, anchor: ir.Node) -> bool:
+    """Whether K is the left operand: the softmax runs over K's length, whichever side that is."""
+    if summed == leaves(scores.columns):
+        return False
+    if summed == leaves(scores.rows):
+        return True
+    raise Refused(
+        "softmax_axis",
+        "the softmax does not run over the key length alone",
+        anchor,
+        "attention normalises over the keys; this one normalises over something else and stays as it is",
+    )
+
+
+def _down(axes: Axes, down: list[ir.Node], region: Region) -> Axes:
+    for node in down:
+        if g.is_op(node, "Where"):
+            continue  # the guard
+        following = step(node, axes, region.shapes)
+        if following is None or (node.op_type == "Cast" and not is_float_cast(node, region.shapes)):
+            raise Refused(
+                "probabilities_layout",
+                f"{node.op_type} rearranges the probabilities in a way that cannot be followed",
+                node,
+                "report the model's shapes; the attention stays in standard operators",
+            )
+        axes = following
+    return axes

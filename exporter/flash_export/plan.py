@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the canonical form to a node: which layout, which values it reads, where it ends, what its bias is made of.
+
+Every choice is between lists of atoms: a layout fits an operand when a value of its chain has exactly the axes that
+the layout asks for. The cheapest choice wins, counted in the nodes it must add; layout 0 on a tie.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+import onnx_ir as ir
+
+from flash_export import graph as g
+from flash_export.canonical import Attention, Refused
+from flash_export.layout import MOVE_COST, Axes, Axis, Chain, Move, arrange, follow, leaves, size_of, unify
+from flash_export.masks import BiasPart, MaskPlan, plan_masks
+from flash_export.op import LAYOUT_BHSD, LAYOUT_BSHD, Attributes
+from flash_export.region import Region
+
+DTYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT)
+SPLIT_COST = 8.0
+"""Layout 0 around the outputs of one Split: measured 35.4 MiB of activations against 24 with transposes in layout 1."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Feed:
+    """A value that the node reads, after ``moves``.
+
+    ``factor`` is the scale that lies between it and the product, ``path`` the graph's nodes between the two.
+    """
+
+    value: ir.Value
+    moves: tuple[Move, ...] = ()
+    factor: float = 1.0
+    path: tuple[ir.Node, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BiasFeed:
+    """One summand of the bias: an added tensor of ``dtype``, or boolean tensors with a fill, each at rank 4."""
+
+    feeds: tuple[Feed, ...]
+    keeps: tuple[bool, ...]
+    fill: float
+    factor: float
+    dtype: ir.DataType
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """One FlashAttention node: everything ``rewrite`` needs."""
+
+    anchor: ir.Node
+    nodes: tuple[ir.Node, ...]
+    attributes: Attributes
+    query: Feed
+    key: Feed
+    value: Feed
+    biases: tuple[BiasFeed, ...]
+    dtype: ir.DataType
+    output: ir.Value
+    output_moves: tuple[Move, ...]
+    head_dim: int
+    v_head_dim: int
+    bias_shape: list[int | str | None] | None
+
+    @property
+    def sources(self) -> list[ir.Value]:
+        """The values that the new node depends on."""
+        feeds = [self.query, self.key, self.value, *(f for b in self.biases for f in b.feeds)]
+        return list(dict.fromkeys(f.value for f in feeds))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Heads:
+    """One way to tell batch from heads: ``batch`` and ``heads`` of Q, ``kv_heads`` of K and V."""
+
+    batch: Axis
+    heads: Axis
+    kv_heads: Axis
+
+
+def make_plan(attention: Attention, region: Region) -> Plan:
+    """The cheapest node that computes ``attention``.
+
+    Raises:
+        Refused: no layout fits, a size that must be fixed is dynamic, or a mask cannot be handed over.
+    """
+    head_dim = _static(attention, attention.depth, "head_dim_dynamic", "the head dim")
+    v_head_dim = _static(attention, attention.v_depth, "head_dim_dynamic", "V's head dim")
+    masks = plan_masks(attention, region)
+    best: tuple[float, Plan] | None = None
+    refusal: Refused | None = None
+    for dtype in _dtypes(attention, region):
+        for heads in _partitions(attention):
+            for layout in (LAYOUT_BSHD, LAYOUT_BHSD):
+                try:
+                    candidate = _candidate(attention, masks, heads, layout, dtype, (head_dim, v_head_dim), region)
+                except Refused as error:
+                    refusal = error
+                    continue
+                if candidate is not None and (best is None or candidate[0] < best[0] - 1e-9):
+                    best = candidate
+        if best is not None:
+            return best[1]
+    raise refusal or Refused(
+        "layout",
+        "Q, K, V and the output fit neither [B, S, H*D] nor [B, H, S, D] without computing shapes at run time",
+        attention.anchor,
+        "report the model's shapes; the attention stays in standard operators",
+    )
+
+
+def _static(attention: Attention, axis: Axis, code: str, what: str) -> int:
+    size = size_of(axis).static
+    if size is None or size < 1:
+        raise Refused(code, f"{what} is {size_of(axis)}", attention.anchor, "export with a static head dim")
+    return size
+
+
+def _dtypes(attention: Attention, region: Region) -> list[ir.DataType]:
+    """The element types the node may have, the cheapest first.
+
+    Q, K and V must all be available in the type and the result must end in it, so that a graph that computes the
+    scores in fp32 between two Casts becomes one fp16 node, and a graph that goes on in fp32 stays in fp32.
+    """
+    operands = [{region.shapes.dtype(v) for v in c.values} for c in (attention.query, attention.key, attention.value)]
+    ends = {region.shapes.dtype(t.value) for t in attention.tails}
+    fitting = [d for d in DTYPES if all(d in s for s in operands) and d in ends]
+    if not fitting:
+        found = ", ".join(sorted({str(d) for s in (*operands, ends) for d in s}))
+        raise Refused(
+            "dtype", f"Q, K, V and the output have the types {found}", attention.anchor, "use fp32, fp16 or bf16"
+        )
+    return fitting
+
+
+def _partitions(attention: Attention) -> Iterator[_Heads]:
+    """Every split of the scores' outer axes into batch and heads in which K and V miss only the innermost heads."""
+    q_atoms = {id(a) for a in attention.query.data_atoms()}
+    if any(id(a) not in q_atoms for a in leaves(attention.batch)):
+        raise Refused(
+            "query_broadcast",
+            "Q is broadcast along a batch or head axis",
+            attention.anchor,
+            "expand Q before the product",
+        )
+    outer = leaves(attention.batch)
+    shared = _missing(attention.key, outer) & _missing(attention.value, outer)
+    absent = _absent(attention.key, outer) | _absent(attention.value, outer)
+    for count in range(len(outer), -1, -1):
+        batch, heads = outer[:count], outer[count:]
+        if any(a.size.static is None for a in heads):
+            continue
+        for gone in (shared, set()):
+            kv = [a for a in heads if id(a) not in gone]
+            suffix = heads[: len(kv)] == kv
+            if suffix and absent <= gone and not any(id(a) in gone for a in batch):
+                yield _Heads(batch, heads, kv)
+            if not shared:
+                break
+
+
+def _missing(chain: Chain, outer: Axis) -> set[int]:
+    held = {id(a) for a in chain.data_atoms()}
+    return {id(a) for a in outer if id(a) not in held}
+
+
+def _absent(chain: Chain, outer: Axis) -> set[int]:
+    held = {id(a) for axis in chain.last for a in leaves(axis)}
+    return {id(a) for a in outer if id(a) not in held}
+
+
+def _wanted(layout: int, batch: Axis, heads: Axis, length: Axis, depth: Axis) -> Axes:
+    return [batch, length, heads + depth] if layout == LAYOUT_BSHD else [batch, heads, length, depth]
+
+
+def _candidate(
+    attention: Attention,
+    masks: MaskPlan,
+    heads: _Heads,
+    layout: int,
+    dtype: ir.DataType,
+    depths: tuple[int, int],
+    region: Region,
+) -> tuple[float, Plan] | None:
+    rows, columns = leaves(attention.rows), leaves(attention.columns)
+    wanted = (
+        _wanted(layout, heads.batch, heads.heads, rows, leaves(attention.depth)),
+        _wanted(layout, heads.batch, heads.kv_heads, columns, leaves(attention.depth)),
+        _wanted(layout, heads.batch, heads.kv_heads, columns, leaves(attention.v_depth)),
+    )
+    chains = (attention.query, attention.key, attention.value)
+    feeds = [_feed(c, w, dtype, region) for c, w in zip(chains, wanted, strict=True)]
+    end = _end(attention, _wanted(layout, heads.batch, heads.heads, rows, leaves(attention.v_depth)), dtype, region)
+    if end is None or any(f is None for f in feeds):
+        return None
+    (query, q_cost), (key, k_cost), (value, v_cost) = (f for f in feeds if f is not None)
+    biases = tuple(_bias(part, heads, rows, columns, dtype, region) for part in masks.parts)
+    cost = q_cost + k_cost + v_cost + end[2]
+    if layout == LAYOUT_BSHD and _is_split(query, key, value):
+        cost += SPLIT_COST
+    plan = Plan(
+        anchor=attention.anchor,
+        nodes=tuple(attention.nodes),
+        attributes=_attributes(attention, masks, heads, layout, query.factor * key.factor, bool(biases)),
+        query=query,
+        key=key,
+        value=value,
+        biases=biases,
+        dtype=dtype,
+        output=end[0],
+        output_moves=tuple(end[1]),
+        head_dim=depths[0],
+        v_head_dim=depths[1],
+        bias_shape=_bias_shape(biases, region),
+    )
+    return cost, plan
+
+
+def _attributes(
+    attention: Attention, masks: MaskPlan, heads: _Heads, layout: int, factor: float, biased: bool
+) -> Attributes:
+    band = masks.band
+    causal = band is not None and band.right == 0
+    q_heads, kv_heads = size_of(heads.heads).static, size_of(heads.kv_heads).static
+    assert q_heads is not None
+    assert kv_heads is not None
+    try:
+        return Attributes(
+            q_num_heads=q_heads,
+            kv_num_heads=kv_heads,
+            scale=attention.scale * factor,
+            layout=layout,
+            softcap=attention.softcap,
+            causal=int(causal),
+            diagonal=int(band is not None and band.bottom_right),
+            window_left=-1 if band is None or band.left is None else band.left,
+            window_right=-1 if band is None or band.right is None or causal else band.right,
+            has_bias=int(biased),
+        )
+    except ValueError as error:
+        raise Refused("attribute_range", str(error), attention.anchor, "leave it in standard operators") from error
+
+
+def _feed(chain: Chain, wanted: Axes, dtype: ir.DataType, region: Region) -> tuple[Feed, float] | None:
+    """The cheapest value of the chain for the wanted axes, the topmost among equals."""
+    best: tuple[Feed, float] | None = None
+    for index, value in enumerate(chain.values):
+        if region.shapes.dtype(value) != dtype:
+            continue
+        moves = arrange(chain.axes[index], wanted)
+        if moves is None:
+            continue
+        cost = sum(MOVE_COST[m.op] for m in moves) + _remaining(chain.nodes[:index])
+        if best is None or cost < best[1] - 1e-9:
+            best = Feed(value, tuple(moves), chain.factor_below(index), tuple(chain.nodes[index:])), cost
+    return best
+
+
+def _end(
+    attention: Attention, produced: Axes, dtype: ir.DataType, region: Region
+) -> tuple[ir.Value, list[Move], float] | None:
+    """Where the node's result replaces a value: the lowest that costs least."""
+    best: tuple[ir.Value, list[Move], float] | None = None
+    below = [t.value.producer() for t in attention.tails]
+    for index, tail in enumerate(attention.tails):
+        if region.shapes.dtype(tail.value) != dtype:
+            continue
+        moves = arrange(produced, tail.axes)
+        if moves is None:
+            continue
+        cost = sum(MOVE_COST[m.op] for m in moves) + _remaining(n for n in below[index + 1 :] if n is not None)
+        if best is None or cost <= best[2] + 1e-9:
+            best = tail.value, moves, cost
+    return best
+
+
+def _remaining(nodes: Iterable[ir.Node]) -> float:
+    """What the layout nodes cost that stay in the graph around a choice."""
+    return sum(MOVE_COST.get(n.op_type, 0.3) for n in nodes)
+
+
+def _is_split(*feeds: Feed) -> bool:
+    """Whether Q, K and V are slices of one packed projection."""
+    sources = []
+    for feed in feeds:
+        node = feed.value.producer()
+        if not g.is_op(node, "Split", "Slice"):
+            return False
+        assert node is not None
+        sources.append(node.inputs[0])
+    return len(set(sources)) == 1
+
+
+def _bias(part: BiasPart, heads: _Heads, rows: Axis, columns: Axis, dtype: ir.DataType, region: Region) -> BiasFeed:
+    values = [part.added] if part.added is not None else [literal.value for literal in part.literals]
+    feeds = tuple(_bias_feed(v, part, heads, rows, columns, region) for v in values)
+    own = region.shapes.dtype(part.added) if part.added is not None else None
+    if own is None:
+        # finfo.min of fp32 does not fit fp16; a bias may be fp32 beside an fp16 query.
+        fits = part.fill == float("-inf") or abs(part.fill) <= 65504.0 or dtype != ir.DataType.FLOAT16
+        own = dtype if fits else ir.DataType.FLOAT
+    return BiasFeed(feeds, tuple(literal.keep for literal in part.literals), part.fill, part.factor, own)
+
+
+def _bias_feed(value: ir.Value, part: BiasPart, heads: _Heads, rows: Axis, columns: Axis, region: Region) -> Feed:
+    """The mask at rank 4, ``[batch or 1, heads or 1, Sq or 1, Skv or 1]``, without the lengths an Expand gave it."""
+    chain = follow(value, region.shapes, scalar=None)
+    aligned = chain is not None and len(chain.last) <= len(part.axes)
+    if chain is not None and aligned:
+        for own, scores in zip(reversed(chain.last), reversed(part.axes), strict=False):
+            aligned = aligned and (not leaves(own) or (bool(leaves(scores)) and unify(scores, own, region.shapes)))
+    if chain is None or not aligned:
+        raise _unfit(value, part, "its shape does not broadcast to the scores'")
+    for index, candidate in enumerate(chain.values):
+        held = {id(a) for axis in chain.axes[index] for a in leaves(axis)}
+        groups = [leaves(x) for x in (heads.batch, heads.heads, rows, columns)]
+        wanted = [axis if any(id(a) in held for a in axis) else [] for axis in groups]
+        moves = arrange(chain.axes[index], wanted)
+        if moves is not None and region.shapes.dtype(candidate) == region.shapes.dtype(value):
+            return Feed(candidate, tuple(moves))
+    raise _unfit(value, part, "its axes are neither full nor 1 along batch, heads, queries and keys")
+
+
+def _unfit(value: ir.Value, part: BiasPart, why: str) -> Refused:
+    return Refused(
+        "bias_shape",
+        f'the mask "{value.name}" cannot be brought to [B, H, Sq, Skv]: {why}',
+        part.node,
+        "give the mask the scores' rank with each dim 1 or full",
+    )
+
+
+def _bias_shape(biases: tuple[BiasFeed, ...], region: Region) -> list[int | str | None] | None:
+    """The bias's shape for the report: numbers, names of dynamic dims, None where only run time knows."""
+    if not biases:
+        return None
+    shapes = []
+    for feed in (f for b in biases for f in b.feeds):
+        shape = list(region.shapes.shape(feed.value) or ())
+        for move in feed.moves:
+            if move.op == "Squeeze":
+                shape = [d for i, d in enumerate(shape) if i not in move.numbers]
+            elif move.op == "Unsqueeze":
+                for axis in sorted(move.numbers):
+                    shape.insert(axis, type(shape[0]).of(1) if shape else None)  # type: ignore[arg-type]
+            elif move.op == "Transpose":
+                shape = [shape[i] for i in move.numbers]
+            else:
+                shape = [shape[i] if n == 0 else type(shape[0]).of(n) for i, n in enumerate(move.numbers)]
+        shapes.append(tuple(shape))
+    result = region.shapes.broadcast(shapes)
+    if result is None:
+        return None
+    return [d.static if d.static is not None else d.symbol if not str(d).startswith("?") else None for d in result]

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every pattern needs of the graph around its anchor: shapes, types, numbers, products, tails."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from flash_export import graph as g
+from flash_export.canonical import Refused, Tail
+from flash_export.evaluate import Evaluator, NotEvaluable
+from flash_export.layout import Axes, Axis, Chain, follow, is_float_cast, leaves, step, unify
+from flash_export.shapes import Shapes, einsum_letters
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Region:
+    """The graph that an anchor lies in, with what is known of it; ``proofs`` keeps what ``masks`` has proven."""
+
+    shapes: Shapes
+    evaluator: Evaluator
+    opset: int
+    proofs: dict[object, object] = dataclasses.field(default_factory=dict)
+
+    def number(self, value: ir.Value | None) -> float | None:
+        """The one number that ``value`` holds: a constant, or computed from static lengths. None otherwise."""
+        if value is None:
+            return None
+        known = g.scalar(value)
+        if known is not None:
+            return known
+        shape = self.shapes.shape(value)
+        if shape is None or any(d.static != 1 for d in shape) or value.is_graph_input():
+            return None
+        try:
+            needed = self.evaluator.symbols(value)
+            # Dynamic dims may be cut along with the static one that matters: the number must not depend on them.
+            results = {
+                float(self.evaluator.evaluate(value, {n: start + i for i, n in enumerate(sorted(needed))}).reshape(()))
+                for start in ((3, 11) if needed else (1,))
+            }
+        except (NotEvaluable, ValueError):
+            return None
+        return results.pop() if len(results) == 1 else None
+
+    def operand(self, value: ir.Value, node: ir.Node, *, scalars: bool) -> Chain:
+        """Follows an operand of a product up to its source.
+
+        Raises:
+            Refused: ``rank_unknown``.
+        """
+        chain = follow(value, self.shapes, scalar=self.number if scalars else None)
+        if chain is None:
+            raise Refused(
+                "rank_unknown",
+                f'the rank of "{value.name}" is not known',
+                node,
+                "run shape inference on the model first, or export it with static ranks",
+            )
+        return chain
+
+
+@dataclasses.dataclass(slots=True)
+class Product:
+    """The axes of a product of two tensors: ``rows`` from the left only, ``columns`` from the right only."""
+
+    axes: Axes
+    batch: Axis
+    rows: Axis
+    columns: Axis
+    contraction: Axis
+
+
+def is_product(node: ir.Node | None) -> bool:
+    """True for MatMul and for an Einsum of two operands."""
+    return g.is_op(node, "MatMul") or (g.is_op(node, "Einsum") and node is not None and len(node.inputs) == 2)
+
+
+def multiply(node: ir.Node, left: Axes, right: Axes, shapes: Shapes) -> Product:
+    """The product's axes with the operands' atoms unified.
+
+    Raises:
+        Refused: ``product_form`` when the operands' axes cannot be matched.
+    """
+    result = _einsum(node, left, right, shapes) if node.op_type == "Einsum" else _matmul(left, right, shapes)
+    if result is None:
+        raise Refused(
+            "product_form",
+            f"the axes of the two operands of {node.op_type} cannot be matched",
+            node,
+            "report the model's shapes; the attention stays in standard operators",
+        )
+    return result
+
+
+def _matmul(left: Axes, right: Axes, shapes: Shapes) -> Product | None:
+    if len(left) < 2 or len(right) < 2 or not unify(left[-1], right[-2], shapes):
+        return None
+    batch: Axes = []
+    outer_left, outer_right = left[:-2], right[:-2]
+    for i in range(max(len(outer_left), len(outer_right)), 0, -1):
+        a = leaves(outer_left[-i]) if i <= len(outer_left) else []
+        b = leaves(outer_right[-i]) if i <= len(outer_right) else []
+        if a and b and not unify(a, b, shapes):
+            return None
+        batch.append(a or b)
+    rows, columns = left[-2], right[-1]
+    return Product(
+        [*batch, rows, columns],
+        [x for axis in batch for x in leaves(axis)],
+        leaves(rows),
+        leaves(columns),
+        leaves(left[-1]),
+    )
+
+
+def _einsum(node: ir.Node, left: Axes, right: Axes, shapes: Shapes) -> Product | None:
+    letters = einsum_letters(node)
+    if letters is None:
+        return None
+    (a, b), out = letters
+    if len(a) != len(left) or len(b) != len(right):
+        return None
+    by_letter: dict[str, Axis] = dict(zip(a, left, strict=True))
+    for name, axis in zip(b, right, strict=True):
+        other = by_letter.get(name, [])
+        if leaves(other) and leaves(axis) and not unify(other, axis, shapes):
+            return None
+        by_letter[name] = other if leaves(other) else axis
+    contracted = [n for n in a if n in b and n not in out]
+    only_left, only_right = [n for n in a if n not in b], [n for n in b if n not in a]
+    if len(contracted) != 1 or not only_left or not only_right or not set(only_left + only_right) <= set(out):
+        return None
+    # Letters on one side only: the innermost is that side's length, the others are heads the other side shares.
+    rows, columns = only_left[-1], only_right[-1]
+    batch = [x for n in out if n not in (rows, columns) for x in leaves(by_letter[n])]
+    return Product(
+        [by_letter[n] for n in out],
+        batch,
+        leaves(by_letter[rows]),
+        leaves(by_letter[columns]),
+        leaves(by_letter[contracted[0]]),
+    )
+
+
+def users(value: ir.Value) -> list[ir.Node]:
+    """The nodes that read ``value``'s data; Shape nodes read only its lengths and are left out."""
+    return [n for n in dict.fromkeys(use.node for use in value.uses()) if not g.is_op(n, "Shape")]
+
+
+def follow_tail(value: ir.Value, axes: Axes, shapes: Shapes) -> list[Tail]:
+    """The layout operators below the product as far as each is the only reader: where the node may end."""
+    tails = [Tail(value, axes)]
+    while not value.is_graph_output():
+        readers = users(value)
+        if len(readers) != 1 or readers[0].inputs[0] is not value or readers[0].graph is not value.producer().graph:  # type: ignore
+            break
+        node = readers[0]
+        layout = g.is_op(node, "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
+        following = step(node, axes, shapes) if layout or is_float_cast(node, shapes) else None
+        if following is None:
+            break
+        value, axes = node.outputs[0], following
+        tails.append(Tail(value, axes))
+    return tails

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replaces found attentions by FlashAttention nodes, in place; a site is rewritten wholly or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from flash_export import function_body
+from flash_export.layout import Move
+from flash_export.op import DOMAIN, FLASH_ATTENTION, FLASH_ATTENTION_EX, OPERATORS, VERSION
+from flash_export.plan import BiasFeed, Feed, Plan
+from flash_export.sites import Site
+
+_NUMPY = {
+    ir.DataType.FLOAT: np.dtype(np.float32),
+    ir.DataType.FLOAT16: np.dtype(np.float16),
+    ir.DataType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+}
+
+
+def rewrite(model: ir.Model, sites: Sequence[Site], *, fallback: bool = True) -> int:
+    """Puts a FlashAttention node in place of every fused site and removes what nothing needs any more.
+
+    Sites come from ``find`` on the same model; those that are not ``fused``, or are FlashAttention nodes already,
+    change nothing. Values keep their names; the graph stays in topological order.
+
+    Args:
+        model: changed in place.
+        sites: what ``find`` returned.
+        fallback: whether the function bodies are added, which let any runtime run the file.
+
+    Returns:
+        The number of nodes put in.
+    """
+    plans = [site.match for site in sites if site.status == "fused" and isinstance(site.match, Plan)]
+    position = {node: i for i, node in enumerate(model.graph)}
+    plans.sort(key=lambda plan: position[_producer(plan.output)])
+    builder = _Builder(model.graph, model.opset_imports.get("", 1))
+    for plan in plans:
+        builder.replace(plan)
+    if plans:
+        _remove_dead(model.graph)
+        model.opset_imports[DOMAIN] = VERSION
+    if plans and fallback:
+        nodes = [n for n in model.graph if n.domain == DOMAIN and n.op_type in OPERATORS]
+        for function in function_body.functions_for(nodes, model.opset_imports.get("", 1)):
+            model.functions[function.identifier()] = function
+    return len(plans)
+
+
+def _producer(value: ir.Value) -> ir.Node:
+    node = value.producer()
+    assert node is not None
+    return node
+
+
+class _Builder:
+    """Emits nodes before a place in the graph; equal constants and equal biases are made once."""
+
+    def __init__(self, graph: ir.Graph, opset: int) -> None:
+        self._graph = graph
+        self._opset = opset
+        self._names = {str(v.name) for n in graph for v in n.outputs} | set(graph.initializers)
+        self._names |= {str(v.name) for v in graph.inputs}
+        self._node_names = {str(n.name) for n in graph}
+        self._constants: dict[tuple[str, bytes, tuple[int, ...]], ir.Value] = {}
+        self._biases: dict[object, ir.Value] = {}
+
+    def replace(self, plan: Plan) -> None:
+        """Emits the node of ``plan`` and hands its result to all who read the old output."""
+        place = _producer(plan.output)
+        prefix = plan.anchor.name or str(plan.anchor.outputs[0].name)
+        inputs = [self._feed(f, place, prefix) for f in (plan.query, plan.key, plan.value)]
+        operator = FLASH_ATTENTION
+        if plan.biases:
+            operator = FLASH_ATTENTION_EX
+            inputs += [
+                self._bias(plan, place, prefix),
+                self._constant(np.array([2**31 - 1], dtype=np.int32), "no_kv_lengths"),
+                self._constant(np.array([-np.inf], dtype=np.float32), "no_sinks"),
+            ]
+        node = ir.node(
+            operator.name,
+            inputs,
+            dict(plan.attributes.as_dict()),
+            domain=DOMAIN,
+            num_outputs=len(operator.outputs),
+            name=self._unique_node(f"{prefix}/{operator.name}"),
+            version=VERSION,
+        )
+        node.metadata_props["flash_export.anchor"] = prefix
+        self._graph.insert_before(place, node)
+        result = node.outputs[0]
+        result.name = self._unique(f"{prefix}/output")
+        result.dtype = plan.dtype
+        if len(node.outputs) > 1:
+            node.outputs[1].name = self._unique(f"{prefix}/lse")
+            node.outputs[1].dtype = ir.DataType.FLOAT
+        self._hand_over(plan.output, self._move(result, plan.output_moves, place, prefix))
+
+    def _hand_over(self, old: ir.Value, new: ir.Value) -> None:
+        name = str(old.name)
+        new.shape = old.shape
+        if old.dtype is not None:
+            new.dtype = old.dtype
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        old.name = self._unique(f"{name}/replaced")
+        new.name = name
+
+    def _feed(self, feed: Feed, place: ir.Node, prefix: str) -> ir.Value:
+        return self._move(feed.value, feed.moves, place, prefix)
+
+    def _move(self, value: ir.Value, moves: Iterable[Move], place: ir.Node, prefix: str) -> ir.Value:
+        for move in moves:
+            source = value
+            if move.op == "Transpose":
+                value = self._emit("Transpose", [value], {"perm": list(move.numbers)}, place, prefix)
+            elif move.op == "Reshape":
+                target = self._constant(np.array(move.numbers, dtype=np.int64), "shape")
+                value = self._emit("Reshape", [value, target], {}, place, prefix)
+            elif self._opset < 13:
+                value = self._emit(move.op, [value], {"axes": list(move.numbers)}, place, prefix)
+            else:
+                axes = self._constant(np.array(move.numbers, dtype=np.int64), "axes")
+                value = self._emit(move.op, [value, axes], {}, place, prefix)
+            if source.dtype is not None:
+                value.dtype = source.dtype
+        return value
+
+    def _bias(self, plan: Plan, place: ir.Node, prefix: str) -> ir.Value:
+        wide = any(b.dtype != plan.dtype for b in plan.biases)
+        dtype = ir.DataType.FLOAT if wide else plan.dtype
+        key = (plan.biases, dtype)
+        if key not in self._biases:
+            parts = [self._summand(b, dtype, place, prefix) for b in plan.biases]
+            total = parts[0]
+            for part in parts[1:]:
+                total = self._emit("Add", [total, part], {}, place, prefix)
+                total.dtype = dtype
+            self._biases[key] = total
+        return self._biases[key]
+
+    def _summand(self, bias: BiasFeed, dtype: ir.DataType, place: ir.Node, prefix: str) -> ir.Value:
+        values = [self._feed(f, place, prefix) for f in bias.feeds]
+        if bias.keeps:
+            return self._masked(values, bias, dtype, place, prefix)
+        value = values[0]
+        if bias.dtype != dtype:
+            value = self._emit("Cast", [value], {"to": int(dtype)}, place, prefix)
+        if bias.factor != 1.0:
+            factor = self._constant(np.array(bias.factor, dtype=_NUMPY[dtype]), "factor")
+            value = self._emit("Mul", [value, factor], {}, place, prefix)
+        value.dtype = dtype
+        return value
+
+    def _masked(
+        self, values: list[ir.Value], bias: BiasFeed, dtype: ir.DataType, place: ir.Node, prefix: str
+    ) -> ir.Value:
+        """``Where(all visible, 0, fill)``; a single part keeps its polarity, several are brought to "visible"."""
+        zero = self._constant(np.array(0.0, dtype=_NUMPY[dtype]), "zero")
+        fill = self._constant(np.array(bias.fill, dtype=_NUMPY[dtype]), "fill")
+        if len(values) == 1:
+            branches = [zero, fill] if bias.keeps[0] else [fill, zero]
+            result = self._emit("Where", [values[0], *branches], {}, place, prefix)
+        else:
+            visible: ir.Value | None = None
+            for value, keep in zip(values, bias.keeps, strict=True):
+                part = value if keep else self._emit("Not", [value], {}, place, prefix)
+                visible = part if visible is None else self._emit("And", [visible, part], {}, place, prefix)
+            assert visible is not None
+            result = self._emit("Where", [visible, zero, fill], {}, place, prefix)
+        result.dtype = dtype
+        return result
+
+    def _emit(
+        self, op: str, inputs: list[ir.Value], attributes: dict[str, object], place: ir.Node, prefix: str
+    ) -> ir.Value:
+        name = self._unique_node(f"{prefix}/{op}")
+        node = ir.node(op, inputs, attributes, name=name)  # type: ignore[arg-type]
+        self._graph.insert_before(place, node)
+        node.outputs[0].name = self._unique(f"{name}_output")
+        return node.outputs[0]
+
+    def _constant(self, array: np.ndarray, what: str) -> ir.Value:
+        key = (str(array.dtype), array.tobytes(), array.shape)
+        if key not in self._constants:
+            value = ir.Value(name=self._unique(f"{DOMAIN}/{what}"), const_value=ir.tensor(array))
+            value.const_value.name = value.name  # type: ignore[union-attr]
+            value.dtype, value.shape = ir.DataType.from_numpy(array.dtype), ir.Shape(array.shape)
+            self._graph.register_initializer(value)
+            self._constants[key] = value
+        return self._constants[key]
+
+    def _unique(self, name: str) -> str:
+        return _fresh(name, self._names)
+
+    def _unique_node(self, name: str) -> str:
+        return _fresh(name, self._node_names)
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    result, number = name, 1
+    while result in taken:
+        number += 1
+        result = f"{name}_{number}"
+    taken.add(result)
+    return result
+
+
+def _remove_dead(graph: ir.Graph) -> None:
+    """Removes nodes none of whose outputs is read, and initializers that lost their last reader."""
+    for node in reversed(list(graph)):
+        if not any(v.uses() or v.is_graph_output() for v in node.outputs):
+            graph.remove(node, safe=True)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
+            del graph.initializers[name]
