@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from flash_export.cut import CannotCut, attention_nodes, cut, reaches
 from flash_export.op import FLASH_ATTENTION_PACKED, LAYOUT_BHSD, OPERATORS
-from flash_export.runtime import CannotRun, EvaluatorSession, Session, open_session
+from flash_export.runtime import AnySession, CannotRun, open_session
 from flash_export.sites import Site
 
 _DATA_OPERANDS = frozenset({"query", "key", "value", "qkv"})
@@ -70,7 +70,7 @@ class ScoreMeter:
     """Measures the standard deviation of scale * Q.K^T, before cap, bias and mask, as the fused node sees them."""
 
     def __init__(self, site: Site, boundary: Boundary, flash: ir.Model, folder: Path) -> None:
-        self._session: Session | EvaluatorSession | None = None
+        self._session: AnySession | None = None
         self._attributes = site.attributes
         part = cut(flash, site.boundary, [site.output])
         nodes = attention_nodes(part)

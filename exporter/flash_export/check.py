@@ -76,7 +76,7 @@ def check(
     with tempfile.TemporaryDirectory(prefix="flash-export-check-") as name:
         folder = Path(name)
         roundoff, plain, flash = _load(unfused, fused, sites)
-        trials = plan_trials(plain, example=example, ranges=dims, values=values, seed=seed)
+        trials = plan_trials(ir.load(unfused), example=example, ranges=dims, values=values, seed=seed)
         rewritten = [s for s in sites if s.status == "fused" and s.boundary]
         boundaries = _boundaries(rewritten, plain, flash)
         tell("unfused model", 0, 1)
@@ -97,7 +97,7 @@ def check(
 
 def _load(unfused: Path, fused: Path, sites: Sequence[Site]) -> tuple[float, ir.Model, ir.Model]:
     """Both models in float32, and the roundoff of the original's type over that of float32."""
-    plain, flash = ir.load(unfused), ir.load(fused)
+    plain, flash = ir.load(unfused.resolve()), ir.load(fused.resolve())
     roundoff = twin.roundoff(plain)
     twin.infer_types(plain)
     before, after = (ir.convenience.create_value_mapping(m.graph, include_subgraphs=False) for m in (plain, flash))

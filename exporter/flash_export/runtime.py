@@ -8,6 +8,7 @@ the check would compare those.
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,8 +19,9 @@ import onnxruntime
 
 from flash_export import twin
 
-_INLINE_BYTES = 2**20
-"""Larger tensors go to a file of their own, so that a model of any size loads by path."""
+_INLINE_BYTES = 64 * 2**20
+"""More than this of weights in memory goes through a file: a protobuf message ends at 2 GiB."""
+_EXTERNAL_FROM_BYTES = 2**20
 
 
 class CannotRun(Exception):
@@ -33,14 +35,15 @@ class Session:
         CannotRun: ONNX Runtime does not load it.
     """
 
-    def __init__(self, model: ir.Model | Path, folder: Path) -> None:
-        """Loads ``model``; a model from memory is written into ``folder`` first."""
-        path = model if isinstance(model, Path) else _write(model, folder)
+    def __init__(self, model: ir.Model, folder: Path) -> None:
+        """Loads ``model``; weights that are in no file yet pass through ``folder``."""
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         try:
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            with tempfile.TemporaryDirectory(dir=folder) as name:
+                source = _source(model, Path(name), options)
+                self._session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
         except Exception as error:
             raise CannotRun(_one_line(error)) from error
         self._dtypes = {i.name: _numpy_dtype(i.type) for i in self._session.get_inputs()}
@@ -82,7 +85,10 @@ class EvaluatorSession:
             raise CannotRun(_one_line(error)) from error
 
 
-def open_session(model: ir.Model, folder: Path) -> Session | EvaluatorSession:
+AnySession = Session | EvaluatorSession
+
+
+def open_session(model: ir.Model, folder: Path) -> AnySession:
     """ONNX Runtime's session, or the reference evaluator's where ONNX Runtime does not load ``model``.
 
     ONNX Runtime 1.32 refuses several files with the standard Attention operator that PyTorch writes at opset 23.
@@ -108,7 +114,7 @@ def cast_array(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return array.astype(dtype)
 
 
-def open_float64(model: ir.Model, folder: Path) -> Session | EvaluatorSession:
+def open_float64(model: ir.Model, folder: Path) -> AnySession:
     """The float64 twin of ``model``, loaded.
 
     Raises:
@@ -132,10 +138,22 @@ def open_float64(model: ir.Model, folder: Path) -> Session | EvaluatorSession:
         raise twin.NoTwin(str(error)) from error
 
 
-def _write(model: ir.Model, folder: Path) -> Path:
-    path = folder / f"{len(list(folder.iterdir()))}.onnx"
-    ir.save(model, path, external_data=f"{path.name}.data", size_threshold_bytes=_INLINE_BYTES)
-    return path
+def _source(model: ir.Model, folder: Path, options: onnxruntime.SessionOptions) -> str | bytes:
+    """What ONNX Runtime loads: bytes that refer to the weights' own files where all lie in one folder, else a path."""
+    tensors = [
+        v.const_value for graph in model.graphs() for v in graph.initializers.values() if v.const_value is not None
+    ]
+    external = [t for t in tensors if isinstance(t, ir.ExternalTensor)]
+    folders = {str(t.base_dir) for t in external}
+    inline = sum(t.nbytes for t in tensors if not isinstance(t, ir.ExternalTensor))
+    if inline <= _INLINE_BYTES and len(folders) <= 1:
+        for weights in folders:
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", weights)
+        serialized: bytes = ir.to_proto(model).SerializeToString()
+        return serialized
+    path = folder / "model.onnx"
+    ir.save(model, path, external_data="model.data", size_threshold_bytes=_EXTERNAL_FROM_BYTES)
+    return str(path)
 
 
 def _numpy_dtype(name: str) -> np.dtype:
