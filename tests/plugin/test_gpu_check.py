@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/gpu_check.sh, as far as it goes without a GPU, and that it notices wrong numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+
+def run(repo_root: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # cmake and ninja of this environment
+    return subprocess.run(
+        [repo_root / "scripts" / "gpu_check.sh", *arguments],
+        env=os.environ | {"PATH": path, "PYTHON": sys.executable} | environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
+def test_it_runs_without_a_gpu(repo_root: Path, native_build: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    done = run(repo_root, "--without-gpu", "--build", str(native_build), "--json", str(report))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "All right" in done.stdout
+    found = json.loads(report.read_text())
+    assert found["cases"] >= 7
+    assert found["wrong"] == {}
+    assert [set(row["ms"]) for row in found["times"]] == [{"plugin", "PyTorch"}]
+
+
+def test_it_ends_with_5_where_it_needs_a_gpu_and_finds_none(repo_root: Path, tmp_path: Path) -> None:
+    fake = tmp_path / "nvidia-smi"
+    fake.write_text("#!/bin/sh\nexit 9\n")
+    fake.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [repo_root / "scripts" / "gpu_check.sh"],
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert "no NVIDIA GPU here" in done.stderr
+
+
+def test_an_unknown_argument_is_a_usage_error(repo_root: Path) -> None:
+    assert run(repo_root, "--fast").returncode == 2
+
+
+def test_wrong_numbers_are_noticed(
+    repo_root: Path, native_build: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(repo_root / "scripts"))
+    import gpu_check
+
+    class Faulty(gpu_check.Device):
+        def call(self, case, inputs, outputs):  # type: ignore[no-untyped-def]
+            return super().call(dataclasses.replace(case, scale=case.softmax_scale * 1.05), inputs, outputs)
+
+    device = Faulty(native_build, gpu=False)
+    case = next(case for case in gpu_check.CASES if case.name == "fp16_top_left")
+    assert "plainly: max error" in gpu_check.check_all(device, [case])["fp16_top_left"][0]
+    row = gpu_check.time_shape(device, gpu_check.TIMED_ON_HOST[0], 1)
+    assert row["wrong"] != []
+    gpu_check.print_times([row], device)
+    assert "WRONG: max error" in capsys.readouterr().out
