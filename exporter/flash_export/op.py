@@ -141,9 +141,11 @@ def _inference(operator: Operator) -> Callable[[InferenceContext], None]:
 
 
 def _attributes_of(operator: Operator, context: InferenceContext) -> Attributes:
-    names = [*INT_ATTRIBUTES, *FLOAT_ATTRIBUTES]
+    given = {name: context.get_attribute(name) for name in [*INT_ATTRIBUTES, *FLOAT_ATTRIBUTES]}
+    if missing := [name for name, value in given.items() if value is None]:
+        raise InferenceError(f"{operator.name}: attributes missing: {', '.join(missing)}")
     try:
-        attributes = Attributes(**{n: onnx.helper.get_attribute_value(context.get_attribute(n)) for n in names})
+        attributes = Attributes(**{name: onnx.helper.get_attribute_value(value) for name, value in given.items()})
     except ValueError as error:
         raise InferenceError(f"{operator.name}: {error}") from error
     if reason := attributes.why_not_of(operator):

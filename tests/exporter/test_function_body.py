@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The function bodies at every opset, for many nodes in one file, and in every tool that reads them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import pytest
+from contract import tensors
+from contract.cases import CASES, Case
+from contract.implementations import run_in_onnxruntime
+from contract.node_model import feeds, inputs_of, model_of, model_of_case, node_of, results
+from contract.tolerance import why_lse_rejected, why_rejected
+from onnx import shape_inference
+
+from flash_export.errors import UnsupportedModel
+from flash_export.function_body import functions_for
+from flash_export.op import DOMAIN, OPERATORS, VERSION, register_schemas
+
+OPSETS = (11, 12, 13, 14, 15, 17, 18, 21, 23)
+"""One before and one after each change that the bodies depend on, and what exporters use."""
+BY_NAME = {case.name: case for case in CASES}
+
+
+def differences(case: Case, given: tensors.Tensors, arrays: list) -> list[str]:
+    """Why the outputs of the case's node are not accepted."""
+    output, lse = results(case, arrays)
+    reference, reference_lse, base = tensors.expected(case, given)
+    reasons = why_rejected(output, reference, base, softcap=case.softcap)
+    return reasons if lse is None else reasons + why_lse_rejected(lse, reference_lse)
+
+
+def failures_in_one_file(cases: list[Case], opset: int) -> dict[str, list[str]]:
+    """Runs the cases as nodes of one model, so that they share a body; what is wrong with which."""
+    nodes, values, made = [], {}, []
+    for i, case in enumerate(cases):
+        given = tensors.make(case)
+        arrays = tensors.node_inputs(case, given)
+        nodes.append(node_of(case, inputs_of(case, arrays, f"n{i}_"), f"n{i}_"))
+        values |= feeds(case, arrays, f"n{i}_")
+        made.append((case, given))
+    outputs = run_in_onnxruntime(model_of(nodes, opset), values)
+    failures = {}
+    for case, given in made:
+        count = len(OPERATORS[case.operator].outputs)
+        if reasons := differences(case, given, outputs[:count]):
+            failures[case.name] = reasons
+        outputs = outputs[count:]
+    return failures
+
+
+def ops_in_body(name: str, opset: int = 18) -> list[str]:
+    """The operators of the body for one case of the table."""
+    case = BY_NAME[name]
+    node = node_of(case, inputs_of(case, tensors.node_inputs(case, tensors.make(case))))
+    (function,) = functions_for([node], opset)
+    return [n.op_type for n in function if n.op_type != "Constant"]
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_the_body_computes_the_table_at_every_opset(opset: int) -> None:
+    failures = {}
+    for case in CASES:
+        if case.dtype == "bf16" and opset < 13:
+            continue  # ONNX casts to and from bf16 since 13.
+        failures |= failures_in_one_file([case], opset)
+    assert failures == {}
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("opset", [15, 18, 23])
+def test_one_body_serves_nodes_that_differ_in_everything(operator: str, opset: int) -> None:
+    assert failures_in_one_file([case for case in CASES if case.operator == operator], opset) == {}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_below_opset_15_one_body_serves_nodes_of_one_dtype(dtype: str) -> None:
+    cases = [c for c in CASES if c.dtype == dtype and min(c.batch, c.seqlen_q, c.seqlen_kv) > 0]
+    for operator in OPERATORS:
+        assert failures_in_one_file([case for case in cases if case.operator == operator], 12) == {}
+
+
+def test_a_plain_node_has_a_plain_body() -> None:
+    moves = {"Cast", "CastLike", "Shape", "Gather", "Concat", "Reshape", "Transpose"}
+    assert [op for op in ops_in_body("v_narrower") if op not in moves] == ["Mul", "MatMul", "Softmax", "MatMul"]
+    for_shapes = {*moves, "Div", "Mul"}
+    assert [op for op in ops_in_body("fp16_full") if op not in for_shapes] == ["MatMul", "Softmax", "MatMul"]
+
+
+def test_a_body_has_no_string_and_refers_to_the_nodes_attributes() -> None:
+    case = BY_NAME["everything_at_once"]
+    node = node_of(case, inputs_of(case, tensors.node_inputs(case, tensors.make(case))))
+    (function,) = functions_for([node], 18)
+    given = [attribute for n in function for attribute in n.attributes.values()]
+    assert not [a for a in given if a.type in (ir.AttributeType.STRING, ir.AttributeType.STRINGS)]
+    referred = {a.ref_attr_name for a in given if a.is_ref()}
+    assert {"scale", "softcap", "causal", "diagonal", "window_left", "q_num_heads", "kv_num_heads"} <= referred
+
+
+def test_only_names_in_use_get_a_body() -> None:
+    nodes = [
+        node_of(case, inputs_of(case, tensors.node_inputs(case, tensors.make(case))))
+        for case in (BY_NAME["packed"], BY_NAME["sinks"], BY_NAME["packed_causal"])
+    ]
+    relu = ir.Node("", "Relu", [ir.Value(name="x")])
+    assert [f.name for f in functions_for([relu, *nodes], 18)] == ["FlashAttentionEx", "FlashAttentionPacked"]
+    assert functions_for([relu], 18) == []
+
+
+def refused(names: list[str], opset: int) -> str:
+    """The error's text for nodes of these cases."""
+    cases = [BY_NAME[name] for name in names]
+    nodes = [node_of(c, inputs_of(c, tensors.node_inputs(c, tensors.make(c)))) for c in cases]
+    with pytest.raises(UnsupportedModel) as error:
+        functions_for(nodes, opset)
+    return str(error.value)
+
+
+def test_an_opset_before_11_is_refused_with_its_number() -> None:
+    assert "got   opset 10" in refused(["fp32_full"], 10)
+
+
+def test_two_dtypes_in_one_file_are_refused_where_castlike_is_missing() -> None:
+    assert "queries of dtype FLOAT, FLOAT16" in refused(["fp32_full", "fp16_full"], 14)
+
+
+def test_an_unknown_dtype_is_refused_where_castlike_is_missing() -> None:
+    case = BY_NAME["fp32_full"]
+    node = node_of(case, [ir.Value(name=name) for name in ("q", "k", "v")])
+    with pytest.raises(UnsupportedModel, match="UNDEFINED"):
+        functions_for([node], 14)
+    assert len(functions_for([node], 15)) == 1
+
+
+def test_nodes_that_differ_are_refused_where_constants_take_no_attribute() -> None:
+    assert "nodes that differ in causal, diagonal" in refused(["fp32_full", "fp32_bottom_right"], 11)
+
+
+@pytest.mark.parametrize("name", ["fp16_full", "gqa_heads_first", "everything_at_once", "packed_gqa"])
+@pytest.mark.parametrize("opset", [13, 18, 23])
+def test_the_checker_and_strict_inference_accept_the_file(name: str, opset: int) -> None:
+    case = BY_NAME[name]
+    model = model_of_case(case, tensors.node_inputs(case, tensors.make(case)), opset)
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    inferred = shape_inference.infer_shapes(model, strict_mode=True, check_type=True, data_prop=True)
+    assert len(inferred.graph.output[0].type.tensor_type.shape.dim) == (4 if case.layout else 3)
+    onnx.checker.check_model(inferred, full_check=True, check_custom_domain=True)
+
+
+@pytest.mark.parametrize("name", ["fp16_full", "gqa_heads_first", "everything_at_once", "packed_gqa"])
+def test_strict_inference_goes_through_the_body_where_the_operator_is_unknown(name: str) -> None:
+    case = BY_NAME[name]
+    model = model_of_case(case, tensors.node_inputs(case, tensors.make(case)), 18)
+    onnx.defs.deregister_schema(case.operator, VERSION, DOMAIN)
+    try:
+        inferred = shape_inference.infer_shapes(model, strict_mode=True, check_type=True, data_prop=True)
+    finally:
+        register_schemas()
+    assert len(inferred.graph.output[0].type.tensor_type.shape.dim) == (4 if case.layout else 3)
+
+
+def test_tensorrt_takes_every_body_when_no_plugin_is_registered() -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is not installed: pip install flash-export[rtx]")
+    # Another process: a plugin registered by another test would be taken instead of the body.
+    script = Path(__file__).with_name("build_bodies_in_tensorrt.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert "FAILED" not in done.stdout, done.stdout
