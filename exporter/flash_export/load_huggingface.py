@@ -60,8 +60,7 @@ def default_inputs(module: Any, dtype: str) -> tuple[InputSpec, ...]:
     batch = Dim(BATCH, 1)
     main = module.main_input_name
     if main == "input_ids":
-        longest = getattr(text, "max_position_embeddings", None)
-        seq = Dim(SEQ, 1, longest if isinstance(longest, int) and longest > 1 else None)
+        seq = Dim(SEQ, 1, _longest(module, text))
         names = ["input_ids", "attention_mask", *_token_types(config, taken)]
         specs = [InputSpec(name, "int64", (batch, seq)) for name in names if name in taken]
         if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in taken:
@@ -79,6 +78,21 @@ def default_inputs(module: Any, dtype: str) -> tuple[InputSpec, ...]:
         need="every input that forward needs",
         do=f"--input {main}:float32:batch,... for each of them",
     )
+
+
+def _longest(module: Any, config: Any) -> int | None:
+    """The longest sequence, where the model's table of positions sets one.
+
+    RoBERTa and its kin number positions from padding_idx + 1, so their table is longer than the sequence may be.
+    """
+    longest = getattr(config, "max_position_embeddings", None)
+    if not isinstance(longest, int) or longest < 2:
+        return None
+    for name, part in module.named_modules():
+        padding = getattr(part, "padding_idx", None)
+        if name.endswith("position_embeddings") and padding is not None:
+            longest = min(longest, part.num_embeddings - padding - 1)
+    return longest
 
 
 def _token_types(config: Any, taken: Any) -> list[str]:
@@ -229,6 +243,7 @@ def _from_pretrained(cls: Any, folder: Path, dtype: Any, config: dict[str, Any])
             need=f"a folder that transformers loads as {cls.__name__}",
             do="check that the folder was copied whole",
         ) from error
-    for part in filter(None, (module.config, getattr(module.config, "text_config", None))):
-        part.use_cache = False  # a cache is state between calls, and no tensor to return
+    for part in module.modules():
+        if hasattr(part, "config"):
+            part.config.use_cache = False  # a cache is state between calls, and no tensor to return
     return module

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors that forward is traced with: names checked, sizes inside their ranges, never 0 or 1."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from exporter.torch_models import Attention, Block
+
+from flash_export.errors import UsageError
+from flash_export.example import arguments_for, example_sizes, make_arguments
+from flash_export.inputs import parse_inputs
+from flash_export.options import Options
+
+
+def options(*inputs: str) -> Options:
+    return Options(source=None, inputs=parse_inputs(inputs))  # type: ignore[arg-type]
+
+
+def test_an_unknown_input_is_named_beside_those_that_forward_takes() -> None:
+    with pytest.raises(UsageError) as error:
+        arguments_for(Block(), options("y:float32:2,3,24"))
+    assert error.value.what == "an input is unknown: y"
+    assert error.value.need == "forward takes x, [mask]"
+
+
+def test_without_inputs_the_error_shows_how_to_spell_them() -> None:
+    with pytest.raises(UsageError) as error:
+        arguments_for(Attention(), options())
+    assert error.value.what == "an input is missing: q"
+    assert "--input q:float32:" in error.value.do
+
+
+def test_arguments_come_in_the_order_of_forward() -> None:
+    arguments = arguments_for(Attention(), options("v:float32:7,5", "q:float32:3,5", "k:float32:7,5"))
+    assert [a.name for a in arguments] == ["q", "k", "v"]
+
+
+def test_any_name_goes_where_forward_takes_keywords() -> None:
+    class Any(torch.nn.Module):
+        def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
+            return inputs["x"]
+
+    assert [a.name for a in arguments_for(Any(), options("x:int32:3"))] == ["x"]
+
+
+def test_example_sizes_differ_and_stay_in_their_ranges() -> None:
+    specs = parse_inputs(["x:float32:a,b,c=1..3,d=40..,e=1..1,f=20..30"])
+    sizes = example_sizes(specs)
+    assert sizes == {"a": 2, "b": 7, "c": 3, "d": 40, "e": 1, "f": 20}
+
+
+def test_example_tensors_have_the_types_asked_for() -> None:
+    specs = parse_inputs(["a:bf16:n,3", "b:int8:n", "c:bool:", "d:float64:0"])
+    arguments = make_arguments(Block(), specs)
+    assert [(a.tensor.dtype, tuple(a.tensor.shape)) for a in arguments] == [
+        (torch.bfloat16, (2, 3)),
+        (torch.int8, (2,)),
+        (torch.bool, ()),
+        (torch.float64, (0,)),
+    ]

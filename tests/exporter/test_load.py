@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a source is, is told by its content; what cannot be read is a usage error that says what was found."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import onnx
+import onnx.helper
+import pytest
+import safetensors.torch
+import torch
+from exporter.torch_models import Block, save_program
+
+from flash_export import load
+from flash_export.errors import MissingHere, UnsafeInput, UnsupportedModel, UsageError
+from flash_export.options import InputSpec, Options
+
+
+def small_onnx(path: Path) -> Path:
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Relu", ["x"], ["y"])],
+        "g",
+        [value("x", onnx.TensorProto.FLOAT, [2, "n"])],
+        [value("y", onnx.TensorProto.FLOAT, [2, "n"])],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def torchscript(path: Path) -> Path:
+    torch.jit.save(torch.jit.trace(torch.nn.Linear(3, 5), torch.zeros(2, 3)), path)
+    return path
+
+
+def torch_package(path: Path) -> Path:
+    with torch.package.PackageExporter(path) as package:
+        package.save_pickle("model", "model.pkl", {"a": torch.ones(3)})
+    return path
+
+
+def legacy_state_dict(path: Path) -> Path:
+    torch.save(Block().state_dict(), path, _use_new_zipfile_serialization=False)
+    return path
+
+
+def test_a_kind_is_told_by_content_whatever_the_suffix(tmp_path: Path) -> None:
+    save_program(tmp_path / "a.pt2")
+    (tmp_path / "a.pt2").rename(tmp_path / "program.onnx")
+    torch.save(Block().state_dict(), tmp_path / "weights.safetensors")
+    safetensors.torch.save_file(Block().state_dict(), tmp_path / "tensors.pt")
+    kinds = {
+        "program.onnx": "exported_program",
+        "weights.safetensors": "torch_zip",
+        "tensors.pt": "safetensors",
+        small_onnx(tmp_path / "graph.pt2").name: "onnx",
+        torchscript(tmp_path / "script.bin").name: "torchscript",
+        torch_package(tmp_path / "package.pt").name: "torch_package",
+        legacy_state_dict(tmp_path / "old.pth").name: "legacy_pickle",
+    }
+    assert {name: load.file_kind(tmp_path / name) for name in kinds} == kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "got"),
+    [
+        ("missing.pt", None, "No such file"),
+        ("empty.pt", b"", "an empty file"),
+        ("text.pt", b"these are no weights\n", "begins with 'these are no weights"),
+        ("cut.pt", b"PK\x03\x04 and no more", "a zip archive that is broken"),
+    ],
+)
+def test_an_unreadable_source_is_a_usage_error(tmp_path: Path, name: str, content: bytes | None, got: str) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError) as error:
+        load.load(Options(source=path))
+    assert got in error.value.got
+    assert error.value.where == str(path)
+
+
+def test_a_truncated_archive_is_a_usage_error(tmp_path: Path) -> None:
+    torch.save(Block().state_dict(), tmp_path / "whole.pt")
+    whole = (tmp_path / "whole.pt").read_bytes()
+    (tmp_path / "half.pt").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UsageError, match="cannot be read"):
+        load.load(Options(source=tmp_path / "half.pt"))
+
+
+def test_a_zip_without_a_model_is_a_usage_error(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        archive.writestr("readme.txt", "nothing here")
+    with pytest.raises(UsageError) as error:
+        load.load(Options(source=tmp_path / "a.pt"))
+    assert "no model among them" in error.value.got
+
+
+def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no Hugging Face model"):
+        load.load(Options(source=tmp_path))
+
+
+def test_torchscript_is_refused_as_unsafe_and_as_unsupported_when_trusted(tmp_path: Path) -> None:
+    path = torchscript(tmp_path / "model.pt")
+    with pytest.raises(UnsafeInput, match="TorchScript"):
+        load.load(Options(source=path))
+    with pytest.raises(UnsupportedModel, match="TorchScript"):
+        load.load(Options(source=path, trust_pickle=True))
+
+
+def test_a_torch_package_is_refused_even_when_trusted(tmp_path: Path) -> None:
+    path = torch_package(tmp_path / "model.pt")
+    for trust in (False, True):
+        with pytest.raises(UnsafeInput, match=r"torch\.package"):
+            load.load(Options(source=path, trust_pickle=trust))
+
+
+@pytest.mark.parametrize(
+    "flags", [{"model": "a.b:c"}, {"inputs": (InputSpec("x", "float32", (2,)),)}, {"dtype": "fp16"}, {"opset": 20}]
+)
+def test_flags_of_a_module_do_not_go_with_an_onnx_file(tmp_path: Path, flags: dict) -> None:
+    with pytest.raises(UsageError, match="does not go with an ONNX file"):
+        load.load(Options(source=small_onnx(tmp_path / "a.onnx"), **flags))
+
+
+def test_a_torch_that_is_too_old_to_be_safe_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    with pytest.raises(MissingHere, match="too old"):
+        load.require_torch()
