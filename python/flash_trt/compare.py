@@ -221,7 +221,7 @@ def _coarsening(engine: Any) -> float:
     """Unit roundoff of the engine's coarsest input or output type over float32's."""
     import ml_dtypes
 
-    found = [np.dtype(meta.dtype) for meta in engine.get_input_metadata(use_numpy_dtypes=True).values()]
+    found = runners.input_dtypes(engine).values()
     epsilons = [float(ml_dtypes.finfo(dtype).eps) for dtype in found if twin.is_float(dtype)]
     return max([*epsilons, float(np.finfo(np.float16).eps)]) / float(np.finfo(np.float32).eps)
 
@@ -239,17 +239,13 @@ def _run_all(
     planned: Sequence[trials.Trial], sides: _Sides, options: CompareOptions, talk: Talk
 ) -> Iterator[RunOutputs]:
     _require_same_inputs(sides, options)
+    refused: list[tuple[str, Exception]] = []
     for done, trial in enumerate(planned):
         talk.progress(trial.name, done, len(planned))
         base = _infer(sides.base, trial)
         if isinstance(base, Exception):
-            raise UsageError(
-                "REFERENCE does not run on the inputs drawn for it",
-                where=f"{options.reference}, {trial.name}",
-                got=runners.one_line(base),
-                need="inputs that the model accepts",
-                do="limit the lengths with --shape NAME:MIN,OPT,MAX, or give inputs with --values FILE.npz",
-            )
+            refused.append((trial.name, base))
+            continue
         fused = _infer(sides.fused, trial)
         if isinstance(fused, Exception):
             raise NumbersDiffer(
@@ -264,6 +260,23 @@ def _run_all(
             with contextlib.suppress(runtime.CannotRun):
                 wide = dict(zip(sides.outputs, sides.wide.run(trial.feeds, sides.outputs), strict=True))
         yield RunOutputs(trial.name, fused, base, wide)
+    _judge_refusals(refused, len(planned), options, talk)
+
+
+def _judge_refusals(refused: list[tuple[str, Exception]], planned: int, options: CompareOptions, talk: Talk) -> None:
+    """A model may refuse some drawn lengths (past its position table); it must take one."""
+    if not refused:
+        return
+    name, error = refused[0]
+    if len(refused) == planned:
+        raise UsageError(
+            "REFERENCE runs on none of the inputs",
+            where=f"{options.reference}, {name}",
+            got=runners.one_line(error),
+            need="inputs that the model accepts",
+            do="limit the lengths with --shape NAME:MIN,OPT,MAX, or give inputs with --values FILE.npz",
+        )
+    talk.warn(f"REFERENCE refused {len(refused)} of {planned} sets of inputs, e.g. {name}: {runners.one_line(error)}")
 
 
 def _infer(runner: Any, trial: trials.Trial) -> Outputs | Exception:
@@ -276,7 +289,7 @@ def _infer(runner: Any, trial: trials.Trial) -> Outputs | Exception:
 
 
 def _require_same_inputs(sides: _Sides, options: CompareOptions) -> None:
-    names = [set(side.get_input_metadata(use_numpy_dtypes=True)) for side in (sides.fused, sides.base)]
+    names = [set(runners.input_dtypes(side)) for side in (sides.fused, sides.base)]
     if names[0] != names[1]:
         raise UsageError(
             "the two models take different inputs",

@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from flash_export import twin
+from flash_export import runtime, twin
 from flash_export.errors import MissingHere, UnsafeInput, UnsupportedModel
+from flash_export.input_roles import fed_inputs
 from flash_trt import backends, gpu, plugin_library
 from flash_trt.backends import BackendName
 from flash_trt.build import sidecar_path
@@ -55,10 +58,12 @@ def polygraphy_logger() -> Any:
 def open_onnx(path: Path, name: str) -> Any:
     """An active ``OnnxrtRunner`` of ``path`` on the CPU. The caller deactivates it.
 
-    Only basic optimisations are on: the extended ones replace whole attentions by operators of ONNX Runtime.
+    Only basic optimisations are on: the extended ones replace whole attentions by operators of ONNX Runtime. Where
+    ONNX Runtime does not load a file that onnx's reference evaluator does (several with the standard Attention operator
+    at opset 23), the evaluator runs it.
 
     Raises:
-        UnsupportedModel: ONNX Runtime does not load it.
+        UnsupportedModel: neither loads it.
     """
     polygraphy_logger()
     import onnxruntime
@@ -70,6 +75,8 @@ def open_onnx(path: Path, name: str) -> Any:
     try:
         runner.activate()
     except Exception as error:
+        with contextlib.suppress(runtime.CannotRun):
+            return EvaluatorRunner(ir.load(path))
         raise UnsupportedModel(
             f"ONNX Runtime cannot load the {name} model",
             where=str(path),
@@ -78,6 +85,27 @@ def open_onnx(path: Path, name: str) -> Any:
             do="export without --no-fallback; for another operator, compare on a machine with its library",
         ) from error
     return runner
+
+
+class EvaluatorRunner:
+    """onnx's reference evaluator with the part of a Polygraphy runner's face that a comparison uses."""
+
+    def __init__(self, model: ir.Model) -> None:
+        """Loads ``model``; CannotRun when onnx refuses it."""
+        self._session = runtime.EvaluatorSession(model)
+        self._inputs = {v.name or "": v for v in fed_inputs(model).values()}
+        self._outputs = [v.name or "" for v in model.graph.outputs]
+
+    def get_input_metadata(self, **_: object) -> dict[str, Any]:
+        """name -> an object with ``dtype``, as Polygraphy's."""
+        return {name: SimpleNamespace(dtype=value.dtype) for name, value in self._inputs.items() if value.dtype}
+
+    def infer(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """name -> output."""
+        return dict(zip(self._outputs, self._session.run(feeds), strict=True))
+
+    def deactivate(self) -> None:
+        """Nothing is held."""
 
 
 def float32_twin(path: Path, folder: Path) -> Path | None:
@@ -160,12 +188,17 @@ def _require_trust(path: Path, sidecar: dict[str, Any] | None) -> None:
         )
 
 
+def input_dtypes(runner: Any) -> dict[str, np.dtype]:
+    """name -> dtype of each input of ``runner``."""
+    metadata = runner.get_input_metadata(use_numpy_dtypes=False)
+    return {name: np.dtype(meta.dtype.numpy()) for name, meta in metadata.items()}
+
+
 def adapted(feeds: dict[str, np.ndarray], runner: Any) -> dict[str, np.ndarray]:
     """``feeds`` in the dtypes that ``runner`` takes; halves become float32 for a twin."""
-    wanted = runner.get_input_metadata(use_numpy_dtypes=True)
     typed = {}
-    for name, meta in wanted.items():
-        array, dtype = feeds[name], np.dtype(meta.dtype)
+    for name, dtype in input_dtypes(runner).items():
+        array = feeds[name]
         same_kind = twin.is_float(array.dtype) and twin.is_float(dtype) and array.dtype != dtype
         typed[name] = twin.convert_array(array, dtype) if same_kind else array
     return typed

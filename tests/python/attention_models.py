@@ -15,9 +15,9 @@ from flash_export.op import DOMAIN, Attributes
 
 HEADS = 3
 HEAD_DIM = 20
-SCALE = 0.31
+SCALE = 0.3125  # exact in every float type
 OPSET = 18
-FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
+FLOAT, HALF, BF16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
 
 
 def _model(

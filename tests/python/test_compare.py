@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A comparison passes an honest pair and catches each fault seeded into the fused side."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from python.attention_models import BF16, FLOAT, HALF, HEAD_DIM, HEADS, SCALE, flash_node, fused, unfused
+
+from flash_export.errors import EXIT_MISSING, EXIT_NUMBERS_DIFFER, EXIT_OK, EXIT_UNSAFE, EXIT_UNSUPPORTED, EXIT_USAGE
+
+Command = Callable[..., int]
+DTYPES = {"fp32": FLOAT, "fp16": HALF, "bf16": BF16}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_honest_pair_passes(tmp_path: Path, flash_trt: Command, dtype: str) -> None:
+    reference = unfused(tmp_path / "unfused.onnx", dtype=DTYPES[dtype])
+    assert flash_trt("compare", fused(tmp_path / "fused.onnx", dtype=DTYPES[dtype]), reference) == EXIT_OK
+
+
+FAULTS = {
+    "scale x 1.01": [flash_node(scale=SCALE * 1.01)],
+    "not causal": [flash_node(causal=0)],
+    "key and value swapped": [flash_node(("query", "value", "key"))],
+    "mask off by one": [flash_node(causal=0, window_right=1)],
+    "mask short by one": [flash_node(window_left=64)],
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_seeded_fault_is_caught(tmp_path: Path, flash_trt: Command, fault: str, dtype: str) -> None:
+    reference = unfused(tmp_path / "unfused.onnx", dtype=DTYPES[dtype])
+    wrong = fused(tmp_path / "fused.onnx", *FAULTS[fault], dtype=DTYPES[dtype])
+    assert flash_trt("compare", wrong, reference) == EXIT_NUMBERS_DIFFER
+
+
+def test_heads_in_another_order_are_caught(tmp_path: Path, flash_trt: Command) -> None:
+    order = helper.make_node("Gather", ["made", "order"], ["output"], axis=1)
+    wrong = fused(
+        tmp_path / "fused.onnx", flash_node(output="made"), order, constants={"order": np.array([1, 0, 2], np.int64)}
+    )
+    assert flash_trt("compare", wrong, unfused(tmp_path / "unfused.onnx")) == EXIT_NUMBERS_DIFFER
+
+
+def test_every_verdict_is_written_whether_it_passes_or_not(tmp_path: Path, flash_trt: Command) -> None:
+    reference, written = unfused(tmp_path / "unfused.onnx"), tmp_path / "deep" / "verdict.json"
+    for name, nodes, passed in (("right", [], True), ("wrong", [flash_node(causal=0)], False)):
+        flash_trt("compare", fused(tmp_path / f"{name}.onnx", *nodes), reference, "--json", written, "--repeats", 1)
+        verdict = json.loads(written.read_text())
+        assert verdict["passed"] is passed
+        assert verdict["runs"] == len(verdict["outputs"]) == 3
+        assert {"run", "output", "kind", "why", "max_abs_error", "tolerance"} <= set(verdict["outputs"][0])
+
+
+def test_runs_differ_in_sizes_seeds_and_spread(tmp_path: Path, flash_trt: Command) -> None:
+    written = tmp_path / "verdict.json"
+    flash_trt("compare", fused(tmp_path / "f.onnx"), unfused(tmp_path / "u.onnx"), "--json", written)
+    runs = [output["run"] for output in json.loads(written.read_text())["outputs"]]
+    assert len(set(runs)) == 6
+    assert any("seq=1 " in run for run in runs)
+    assert {run.rsplit(maxsplit=1)[-1] for run in runs} == {"x1", "x3"}
+
+
+def test_shapes_limit_the_lengths_drawn(tmp_path: Path, flash_trt: Command) -> None:
+    written = tmp_path / "verdict.json"
+    limit = f"query:1x{HEADS}x3x{HEAD_DIM},1x{HEADS}x5x{HEAD_DIM},1x{HEADS}x7x{HEAD_DIM}"
+    arguments = ("compare", fused(tmp_path / "f.onnx"), unfused(tmp_path / "u.onnx"), "--json", written)
+    assert flash_trt(*arguments, "--shape", limit) == EXIT_OK
+    runs = [output["run"] for output in json.loads(written.read_text())["outputs"]]
+    assert all(run.startswith(("batch=1 seq=7 ", "batch=1 seq=3 ")) for run in runs)
+
+
+# --- NaN and missing outputs ------------------------------------------------------------------------------------------
+
+
+def _values(path: Path, **changed: np.ndarray) -> Path:
+    rng = np.random.default_rng(5)
+    shape, names = (2, HEADS, 9, HEAD_DIM), ("query", "key", "value")
+    arrays = {name: rng.standard_normal(shape).astype(np.float32) for name in names}
+    np.savez(path, **(arrays | changed))
+    return path
+
+
+def test_nan_on_both_sides_fails_with_a_text_that_says_so(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = np.ones((2, HEADS, 9, HEAD_DIM), np.float32)
+    value[0, 1, 0, 3] = np.nan
+    values = _values(tmp_path / "values.npz", value=value)
+    arguments = ("compare", fused(tmp_path / "f.onnx"), unfused(tmp_path / "u.onnx"), "--values", values)
+    assert flash_trt(*arguments) == EXIT_NUMBERS_DIFFER
+    assert "NaN on both sides" in capsys.readouterr().err
+
+
+def test_nan_of_the_reference_alone_fails_as_a_class_of_its_own(tmp_path: Path, flash_trt: Command) -> None:
+    # Row 0 sees keys up to -1: none. Softmax of -inf alone is NaN, FlashAttention gives 0.
+    reference = unfused(tmp_path / "u.onnx", offset=-1)
+    written = tmp_path / "verdict.json"
+    model = fused(tmp_path / "f.onnx", flash_node(causal=0, window_right=0, has_kv_lengths=0))
+    values = _values(tmp_path / "values.npz")
+    assert flash_trt("compare", model, reference, "--values", values, "--json", written) == EXIT_NUMBERS_DIFFER
+    assert json.loads(written.read_text())["outputs"][0]["kind"] == "nan_in_reference"
+
+
+def test_an_output_of_one_side_only_fails(tmp_path: Path, flash_trt: Command) -> None:
+    written = tmp_path / "verdict.json"
+    extra = helper.make_node("Identity", ["output"], ["copy"])
+    model = fused(tmp_path / "f.onnx", flash_node(), extra, outputs={"output": FLOAT, "copy": FLOAT})
+    assert flash_trt("compare", model, unfused(tmp_path / "u.onnx"), "--json", written) == EXIT_NUMBERS_DIFFER
+    assert {o["output"]: o["kind"] for o in json.loads(written.read_text())["outputs"]} == {
+        "output": "passed",
+        "copy": "missing",
+    }
+
+
+# --- comparisons that would prove nothing -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["same", "copy", "link"])
+def test_a_file_is_not_compared_with_itself(tmp_path: Path, flash_trt: Command, how: str) -> None:
+    model = fused(tmp_path / "m.onnx")
+    other = model if how == "same" else tmp_path / "other.onnx"
+    if how == "copy":
+        shutil.copy(model, other)
+    elif how == "link":
+        other.symlink_to(model)
+    assert flash_trt("compare", model, other) == EXIT_USAGE
+
+
+def test_a_reference_with_the_same_body_is_warned_of(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = fused(tmp_path / "other.onnx", flash_node(name="another"))
+    flash_trt("compare", fused(tmp_path / "m.onnx"), other)
+    told = " ".join(capsys.readouterr().err.split())
+    assert "same function body as FUSED" in told
+
+
+def test_two_unfused_files_are_warned_of(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flash_trt("compare", unfused(tmp_path / "a.onnx", offset=1), unfused(tmp_path / "b.onnx"))
+    assert "nothing of ours is compared" in capsys.readouterr().err
+
+
+# --- inputs that respect the model ------------------------------------------------------------------------------------
+
+
+def _embedding_model(path: Path, *, scale: float = 1.0, positions: int = 50) -> Path:
+    """token ids -> table[9] + positions[``positions``], masked by attention_mask, times ``scale``."""
+    rng = np.random.default_rng(3)
+    constants = {
+        "table": rng.standard_normal((9, 4)).astype(np.float32),
+        "places": rng.standard_normal((positions, 4)).astype(np.float32),
+        "factor": np.array(scale, np.float32),
+        "zero": np.array(0, np.int64),
+        "one": np.array(1, np.int64),
+        "second": np.array(1, np.int64),
+        "last": np.array([2], np.int64),
+    }
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["words"]),
+        helper.make_node("Shape", ["ids"], ["shape"]),
+        helper.make_node("Gather", ["shape", "second"], ["length"]),
+        helper.make_node("Range", ["zero", "length", "one"], ["numbers"]),
+        helper.make_node("Gather", ["places", "numbers"], ["placed"]),
+        helper.make_node("Add", ["words", "placed"], ["sum"]),
+        helper.make_node("Cast", ["mask"], ["kept"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["kept", "last"], ["kept_wide"]),
+        helper.make_node("Mul", ["sum", "kept_wide"], ["masked"]),
+        helper.make_node("Mul", ["masked", "factor"], ["output"]),
+    ]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "seq"]) for name in ("ids", "mask")]
+    outputs = [helper.make_tensor_value_info("output", TensorProto.FLOAT, None)]
+    initializers = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, initializers)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    return path
+
+
+def test_ids_stay_in_their_table_and_lengths_past_the_positions_are_left_out(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Lengths of 67 and 131 do not fit 50 positions; that of 1 does.
+    same = _embedding_model(tmp_path / "a.onnx", scale=1.0)
+    model = onnx.load(same)
+    model.doc_string = "another file of the same numbers"
+    onnx.save(model, tmp_path / "b.onnx")
+    assert flash_trt("compare", tmp_path / "b.onnx", same) == EXIT_OK
+    assert "refused 4 of 6" in " ".join(capsys.readouterr().err.split())
+    assert flash_trt("compare", _embedding_model(tmp_path / "c.onnx", scale=1.001), same) == EXIT_NUMBERS_DIFFER
+
+
+def test_a_reference_that_takes_no_inputs_says_what_to_do(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = (_embedding_model(tmp_path / "a.onnx", scale=2.0), _embedding_model(tmp_path / "b.onnx"))
+    assert flash_trt("compare", *arguments, "--shape", "ids:2x60,2x60,2x60") == EXIT_USAGE
+    assert "--shape" in capsys.readouterr().err
+
+
+def test_models_with_other_inputs_are_refused(tmp_path: Path, flash_trt: Command) -> None:
+    arguments = (_embedding_model(tmp_path / "a.onnx"), unfused(tmp_path / "b.onnx"))
+    assert flash_trt("compare", *arguments) == EXIT_USAGE
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no zip", None])
+def test_unreadable_values_are_refused(tmp_path: Path, flash_trt: Command, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "values.npz").write_bytes(content)
+    arguments = ("compare", fused(tmp_path / "f.onnx"), unfused(tmp_path / "u.onnx"))
+    assert flash_trt(*arguments, "--values", tmp_path / "values.npz") == EXIT_USAGE
+
+
+# --- what cannot run here ---------------------------------------------------------------------------------------------
+
+
+def test_a_fused_file_without_its_body_is_refused_with_the_reason(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = fused(tmp_path / "f.onnx", fallback=False)
+    assert flash_trt("compare", bare, unfused(tmp_path / "u.onnx")) == EXIT_UNSUPPORTED
+    assert "--no-fallback" in capsys.readouterr().err
+
+
+def test_a_reference_that_onnx_runtime_does_not_load_runs_in_onnxs_evaluator(
+    tmp_path: Path, flash_trt: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onnxruntime
+
+    real = onnxruntime.InferenceSession
+
+    def refuse_the_reference(model: object, *arguments: object, **options: object) -> object:
+        if str(model).endswith("u.onnx"):
+            raise RuntimeError("not this one")
+        return real(model, *arguments, **options)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", refuse_the_reference)
+    reference = unfused(tmp_path / "u.onnx")
+    assert flash_trt("compare", fused(tmp_path / "f.onnx"), reference) == EXIT_OK
+    assert flash_trt("compare", fused(tmp_path / "f.onnx", flash_node(causal=0)), reference) == EXIT_NUMBERS_DIFFER
+
+
+def test_an_engine_needs_its_sidecar_and_a_gpu(
+    rtx: object, tmp_path: Path, flash_trt: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flash_trt.gpu.devices", list)
+    model, reference = fused(tmp_path / "f.onnx"), unfused(tmp_path / "u.onnx")
+    assert flash_trt("build", model, "-o", tmp_path / "f.engine", "--target", "sm80") == EXIT_OK
+    assert flash_trt("compare", tmp_path / "f.engine", reference) == EXIT_MISSING
+    with (tmp_path / "f.engine").open("ab") as file:
+        file.write(b"tampered")
+    assert flash_trt("compare", tmp_path / "f.engine", reference) == EXIT_UNSAFE
+    assert flash_trt("compare", tmp_path / "f.engine", reference, "--trust-engine") == EXIT_MISSING
+
+
+def test_missing_polygraphy_ends_with_5_and_names_the_extra(
+    tmp_path: Path, flash_trt: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "polygraphy.logger", None)
+    assert flash_trt("compare", fused(tmp_path / "f.onnx"), unfused(tmp_path / "u.onnx")) == EXIT_MISSING
+    assert "flash-export[rtx]" in capsys.readouterr().err
+
+
+def test_the_same_seed_gives_the_same_verdicts(tmp_path: Path, flash_trt: Command) -> None:
+    arguments = ("compare", fused(tmp_path / "f.onnx"), unfused(tmp_path / "u.onnx"), "--seed", 7, "--json")
+    for name in ("one.json", "two.json"):
+        assert flash_trt(*arguments, tmp_path / name) == EXIT_OK
+    assert (tmp_path / "one.json").read_text() == (tmp_path / "two.json").read_text()
