@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
 from flash_export import __version__, command, pipeline
 from flash_export.inputs import parse_inputs
-from flash_export.options import Options
+from flash_export.options import DtypeName, Options
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
@@ -59,10 +58,7 @@ def _flash_export(
             "input_ids:int64:batch,seq=1..512. Once for each input.",
         ),
     ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="Casts the weights before export.", click_type=click.Choice(["fp32", "fp16", "bf16"])),
-    ] = None,
+    dtype: Annotated[DtypeName | None, typer.Option(help="Casts the weights before export.")] = None,
     opset: Annotated[int | None, typer.Option(help="ONNX opset. [default: 18; an ONNX file keeps its own]")] = None,
     require_all: Annotated[bool, typer.Option("--require-all", help="Fail (4) when any attention is refused.")] = False,
     allow_none: Annotated[bool, typer.Option("--allow-none", help="Accept a model without attention.")] = False,
@@ -104,7 +100,7 @@ def _flash_export(
         output=output,
         model=model,
         inputs=parse_inputs(inputs or []),
-        dtype=dtype,  # type: ignore[arg-type]
+        dtype=dtype,
         opset=opset,
         require_all=require_all,
         allow_none=allow_none,
