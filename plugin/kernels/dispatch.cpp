@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The door's three functions (attention.h): what is refused, and which compiled kernel serves a problem. Host
 // code, the same for CUDA and for the emulation.
+#include "dispatch.h"
+
 #include <cmath>
 #include <cstdio>
 #include <string>
 #include <vector>
 
-#include "attention.h"
 #include "forward_params.h"
 #include "launch.h"
-#include "variants.h"
 
 namespace flash_export::kernels {
 
@@ -135,8 +135,12 @@ ForwardParams resolve(FlashAttentionArgs const& a) {
   return p;
 }
 
-// The first line of variants.inc that serves the problem; every dtype ends with a General line for
-// kMaxHeadDim.
+bool lacksPointers(FlashAttentionArgs const& a) {
+  bool const keys = a.seqlen_kv > 0 && (a.key.data == nullptr || a.value.data == nullptr);
+  return a.query.data == nullptr || a.output.data == nullptr || keys;
+}
+
+// Every dtype's last line is a General one for kMaxHeadDim, so the search ends.
 int chooseVariant(FlashAttentionArgs const& a, ForwardParams const& p) {
   bool const plain = p.vector_copies && p.scale > 0.0f && std::isfinite(p.scale_log2) && p.softcap == 0.0f &&
                      p.bias == nullptr;
@@ -148,12 +152,12 @@ int chooseVariant(FlashAttentionArgs const& a, ForwardParams const& p) {
   return chosen;
 }
 
-bool lacksPointers(FlashAttentionArgs const& a) {
-  bool const keys = a.seqlen_kv > 0 && (a.key.data == nullptr || a.value.data == nullptr);
-  return a.query.data == nullptr || a.output.data == nullptr || keys;
+}  // namespace
+
+Variant const& variantFor(FlashAttentionArgs const& args) {
+  return kVariants[chooseVariant(args, resolve(args))];
 }
 
-}  // namespace
 }  // namespace flash_export::kernels
 
 using namespace flash_export::kernels;

@@ -1,0 +1,433 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "problem.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <random>
+
+#include "emulation/launch_emulated.h"
+#include "emulation/numbers.h"
+
+namespace kernel_tests {
+namespace {
+
+using namespace flash_export;
+
+constexpr int kGuardElements = 32;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+int bytesOf(FlashDtype dtype) { return dtype == kFlashFloat32 ? 4 : 2; }
+
+double load(FlashDtype dtype, unsigned char const* p) {
+  if (dtype == kFlashFloat32) {
+    float x;
+    std::memcpy(&x, p, 4);
+    return double(x);
+  }
+  uint16_t bits;
+  std::memcpy(&bits, p, 2);
+  return double(dtype == kFlashFloat16 ? emulation::halfToFloat(bits) : emulation::bfloatToFloat(bits));
+}
+
+void store(FlashDtype dtype, unsigned char* p, double x) {
+  float const narrow = float(x);
+  if (dtype == kFlashFloat32) {
+    std::memcpy(p, &narrow, 4);
+    return;
+  }
+  uint16_t const bits =
+      dtype == kFlashFloat16 ? emulation::floatToHalf(narrow) : emulation::floatToBFloat(narrow);
+  std::memcpy(p, &bits, 2);
+}
+
+double lowest(FlashDtype dtype) {
+  if (dtype == kFlashFloat16) return -65504.0;
+  return dtype == kFlashBFloat16 ? double(emulation::bfloatToFloat(0xff7f))
+                                 : double(std::numeric_limits<float>::lowest());
+}
+
+}  // namespace
+
+double rounded(FlashDtype dtype, double x) {
+  unsigned char bytes[4];
+  store(dtype, bytes, x);
+  return load(dtype, bytes);
+}
+
+std::string Problem::describe() const {
+  static char const* const dtypes[] = {"fp32", "fp16", "bf16"};
+  static char const* const layouts[] = {"rows-first", "heads-first", "packed", "gaps"};
+  static char const* const biases[] = {"",      "full",        "of-keys",    "of-queries",
+                                       "holes", "hidden-rows", "lowest-rows"};
+  std::string s = dtypes[dtype];
+  auto const add = [&](char const* name, double value) {
+    char text[48];
+    std::snprintf(text, sizeof text, " %s %g", name, value);
+    s += text;
+  };
+  add("B", batch);
+  add("Hq", heads_q);
+  add("Hkv", heads_kv);
+  add("Sq", seqlen_q);
+  add("Skv", seqlen_kv);
+  add("D", head_dim);
+  add("Dv", v_head_dim);
+  s += std::string(" ") + layouts[int(layout)];
+  if (scale != 0.0f) add("scale", double(scale));
+  if (softcap != 0.0f) add("softcap", double(softcap));
+  if (causal != 0) s += diagonal != 0 ? " bottom-right" : " top-left";
+  if (causal == 0 && diagonal != 0) s += " diagonal";
+  if (window_left >= 0) add("left", window_left);
+  if (window_right >= 0) add("right", window_right);
+  if (bias != Bias::kNone) s += std::string(" bias ") + biases[int(bias)] + (float_bias ? " fp32" : "");
+  for (int length : kv_lengths) add("length", length);
+  if (sinks != 0) add("sinks", sinks);
+  if (!wants_lse) s += " no-lse";
+  if (score_std != 2.5f) add("std", double(score_std));
+  return s;
+}
+
+float Problem::softmaxScale() const { return scale != 0.0f ? scale : 1.0f / std::sqrt(float(head_dim)); }
+
+int Problem::keysOf(int batch_index) const {
+  if (kv_lengths.empty()) return seqlen_kv;
+  int const given = kv_lengths[kv_lengths.size() == 1 ? 0 : size_t(batch_index)];
+  return std::min(std::max(given, 0), seqlen_kv);
+}
+
+bool Problem::sees(int batch_index, int row, int key) const {
+  int64_t const stands_at = row + (diagonal != 0 ? keysOf(batch_index) - seqlen_q : 0);
+  if (key >= keysOf(batch_index) || (causal != 0 && key > stands_at)) return false;
+  if (window_left >= 0 && key < stands_at - window_left) return false;
+  return window_right < 0 || key <= stands_at + window_right;
+}
+
+int64_t Tensors::Tensor::index(int b, int h, int row, int d) const {
+  return first + b * batch_stride + h * head_stride + row * row_stride + d;
+}
+
+double Tensors::Tensor::at(int b, int h, int row, int d) const {
+  return load(dtype, storage->data() + index(b, h, row, d) * bytesOf(dtype));
+}
+
+void Tensors::Tensor::set(int b, int h, int row, int d, double x) {
+  store(dtype, storage->data() + index(b, h, row, d) * bytesOf(dtype), x);
+}
+
+FlashTensor Tensors::Tensor::view() const {
+  return {storage->data() + first * bytesOf(dtype), batch_stride, head_stride, row_stride};
+}
+
+Tensors::Tensor Tensors::place(std::vector<unsigned char>& storage, int heads, int rows, int dim) {
+  Tensor t;
+  t.dtype = mProblem.dtype;
+  t.rows = rows;
+  t.dim = dim;
+  t.first = kGuardElements;
+  t.storage = &storage;
+  if (mProblem.layout == Layout::kRowsFirst) {
+    t.head_stride = dim;
+    t.row_stride = int64_t(heads) * dim;
+    t.batch_stride = t.row_stride * rows;
+  } else {
+    t.row_stride = dim + (mProblem.layout == Layout::kGaps ? 1 : 0);
+    t.head_stride = t.row_stride * rows;
+    t.batch_stride = t.head_stride * heads;
+  }
+  storage.assign(size_t(mProblem.batch * t.batch_stride + 2 * kGuardElements) * size_t(bytesOf(t.dtype)),
+                 0xff);
+  return t;
+}
+
+void Tensors::placePacked() {
+  int const dim = mProblem.head_dim;
+  Tensor t;
+  t.dtype = mProblem.dtype;
+  t.rows = mProblem.seqlen_q;
+  t.dim = dim;
+  t.storage = &mQueryBytes;
+  t.head_stride = dim;
+  t.row_stride = int64_t(mProblem.heads_q + 2 * mProblem.heads_kv) * dim;
+  t.batch_stride = t.row_stride * t.rows;
+  mQuery = mKey = mValue = t;
+  mQuery.first = kGuardElements;
+  mKey.first = mQuery.first + int64_t(mProblem.heads_q) * dim;
+  mValue.first = mKey.first + int64_t(mProblem.heads_kv) * dim;
+  mQueryBytes.assign(size_t(mProblem.batch * t.batch_stride + 2 * kGuardElements) * size_t(bytesOf(t.dtype)),
+                     0xff);
+}
+
+Tensors::Tensors(Problem const& problem) : mProblem(problem) {
+  Problem const& p = mProblem;
+  std::mt19937 random{uint32_t(std::hash<std::string>{}(p.describe()))};
+  std::normal_distribution<double> normal;
+  if (p.layout == Layout::kPacked) {
+    placePacked();
+  } else {
+    mQuery = place(mQueryBytes, p.heads_q, p.seqlen_q, p.head_dim);
+    mKey = place(mKeyBytes, p.heads_kv, p.seqlen_kv, p.head_dim);
+    mValue = place(mValueBytes, p.heads_kv, p.seqlen_kv, p.v_head_dim);
+  }
+  mOutput = place(mOutputBytes, p.heads_q, p.seqlen_q, p.v_head_dim);
+  double const strength = double(p.score_std) / (std::fabs(double(p.softmaxScale())) * std::sqrt(p.head_dim));
+  auto const fill = [&](Tensor& t, int heads, double factor, bool to_length) {
+    for (int b = 0; b < p.batch; ++b) {
+      for (int h = 0; h < heads; ++h) {
+        for (int row = 0; row < (to_length ? p.keysOf(b) : t.rows); ++row) {
+          for (int d = 0; d < t.dim; ++d) t.set(b, h, row, d, normal(random) * factor);
+        }
+      }
+    }
+  };
+  fill(mQuery, p.heads_q, strength, false);
+  fill(mKey, p.heads_kv, 1.0, true);
+  fill(mValue, p.heads_kv, 1.0, true);
+  for (int length : p.kv_lengths) mLengths.push_back(length);
+  for (int i = 0; i < (p.sinks == 2 ? p.heads_q : p.sinks); ++i) mSinks.push_back(float(normal(random) * 3));
+  mLse.assign(size_t(p.batch) * size_t(p.heads_q) * size_t(p.seqlen_q),
+              std::numeric_limits<float>::quiet_NaN());
+  fillBias();
+}
+
+void Tensors::fillBias() {
+  Problem const& p = mProblem;
+  if (p.bias == Bias::kNone) return;
+  bool const keys = p.bias != Bias::kOfQueries, queries = p.bias != Bias::kOfKeys;
+  bool const batches = p.bias == Bias::kFull || p.bias == Bias::kOfKeys;
+  bool const heads = p.bias == Bias::kFull || p.bias == Bias::kHoles;
+  int const size[4] = {batches ? p.batch : 1, heads ? p.heads_q : 1, queries ? p.seqlen_q : 1,
+                       keys ? p.seqlen_kv : 1};
+  int64_t count = 1;
+  for (int axis = 3; axis >= 0; --axis) {
+    mBiasStride[axis] = size[axis] > 1 ? count : 0;
+    count *= size[axis];
+  }
+  FlashDtype const dtype = p.float_bias ? kFlashFloat32 : p.dtype;
+  mBiasBytes.assign(size_t(count) * size_t(bytesOf(dtype)), 0xff);
+  std::mt19937 random{20261129};
+  std::normal_distribution<double> normal{0.0, 2.0};
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t const row = i / size[3] % size[2];
+    double x = normal(random);
+    if (p.bias == Bias::kHoles && random() % 4 == 0) x = -kInfinity;
+    if (p.bias == Bias::kHiddenRows && row % 3 == 1) x = -kInfinity;
+    if (p.bias == Bias::kLowestRows && row % 3 == 1) x = lowest(dtype);
+    store(dtype, mBiasBytes.data() + i * bytesOf(dtype), x);
+  }
+}
+
+float Tensors::biasAt(int b, int h, int row, int key) const {
+  if (mBiasBytes.empty()) return 0.0f;
+  FlashDtype const dtype = mProblem.float_bias ? kFlashFloat32 : mProblem.dtype;
+  int64_t const index = b * mBiasStride[0] + h * mBiasStride[1] + row * mBiasStride[2] + key * mBiasStride[3];
+  return float(load(dtype, mBiasBytes.data() + index * bytesOf(dtype)));
+}
+
+float Tensors::sinkAt(int h) const {
+  if (mSinks.empty()) return -std::numeric_limits<float>::infinity();
+  return mSinks[mSinks.size() == 1 ? 0 : size_t(h)];
+}
+
+FlashAttentionArgs Tensors::args() {
+  Problem const& p = mProblem;
+  FlashAttentionArgs a{};
+  a.dtype = p.dtype;
+  a.batch = p.batch;
+  a.q_num_heads = p.heads_q;
+  a.kv_num_heads = p.heads_kv;
+  a.head_dim = p.head_dim;
+  a.v_head_dim = p.v_head_dim;
+  a.seqlen_q = p.seqlen_q;
+  a.seqlen_kv = p.seqlen_kv;
+  a.query = mQuery.view();
+  a.key = mKey.view();
+  a.value = mValue.view();
+  a.output = mOutput.view();
+  a.scale = p.softmaxScale();
+  a.softcap = p.softcap;
+  a.causal = p.causal;
+  a.diagonal = p.diagonal;
+  a.window_left = p.window_left;
+  a.window_right = p.window_right;
+  a.bias = mBiasBytes.empty() ? nullptr : mBiasBytes.data();
+  a.bias_dtype = p.float_bias ? kFlashFloat32 : p.dtype;
+  std::copy_n(mBiasStride, 4, a.bias_stride);
+  a.kv_lengths = mLengths.empty() ? nullptr : mLengths.data();
+  a.kv_lengths_stride = mLengths.size() > 1 ? 1 : 0;
+  a.sinks = mSinks.empty() ? nullptr : mSinks.data();
+  a.sinks_stride = mSinks.size() > 1 ? 1 : 0;
+  a.lse = p.wants_lse ? mLse.data() : nullptr;
+  return a;
+}
+
+// float64, the definition of docs/op.md line by line.
+Tensors::Expected Tensors::expected() const {
+  Problem const& p = mProblem;
+  Expected e;
+  std::vector<double> scores(size_t(p.seqlen_kv));
+  for (int b = 0; b < p.batch; ++b) {
+    for (int h = 0; h < p.heads_q; ++h) {
+      int const kv = h / (p.heads_q / p.heads_kv);
+      for (int row = 0; row < p.seqlen_q; ++row) {
+        double const sink = double(sinkAt(h));
+        double row_max = sink;
+        for (int key = 0; key < p.seqlen_kv; ++key) {
+          double& s = scores[size_t(key)];
+          s = -kInfinity;
+          if (!p.sees(b, row, key)) continue;
+          s = 0.0;
+          for (int d = 0; d < p.head_dim; ++d) s += mQuery.at(b, h, row, d) * mKey.at(b, kv, key, d);
+          s *= double(p.softmaxScale());
+          if (p.softcap > 0.0f) s = double(p.softcap) * std::tanh(s / double(p.softcap));
+          s += double(biasAt(b, h, row, key));
+          row_max = std::max(row_max, s);
+        }
+        std::vector<double> output(size_t(p.v_head_dim), 0.0);
+        double row_sum = row_max > -kInfinity ? std::exp(sink - row_max) : 0.0;
+        for (int key = 0; key < p.seqlen_kv; ++key) {
+          if (scores[size_t(key)] == -kInfinity) continue;
+          double const weight = std::exp(scores[size_t(key)] - row_max);
+          row_sum += weight;
+          for (int d = 0; d < p.v_head_dim; ++d) output[size_t(d)] += weight * mValue.at(b, kv, key, d);
+        }
+        for (double x : output) e.output.push_back(row_sum > 0.0 ? x / row_sum : 0.0);
+        e.lse.push_back(row_sum > 0.0 ? row_max + std::log(row_sum) : -kInfinity);
+      }
+    }
+  }
+  return e;
+}
+
+// The unfused formula as a framework runs it in the dtype: the scale applied to the key, every operator's
+// result rounded, sums in fp32. A float bias keeps the scores in fp32, as type promotion does.
+std::vector<double> Tensors::base() const {
+  Problem const& p = mProblem;
+  auto const round = [&](float x) { return float(rounded(p.dtype, double(x))); };
+  std::vector<double> all;
+  std::vector<float> scores(size_t(p.seqlen_kv));
+  for (int b = 0; b < p.batch; ++b) {
+    for (int h = 0; h < p.heads_q; ++h) {
+      int const kv = h / (p.heads_q / p.heads_kv);
+      for (int row = 0; row < p.seqlen_q; ++row) {
+        float const sink = sinkAt(h);
+        float row_max = sink;
+        for (int key = 0; key < p.seqlen_kv; ++key) {
+          float& s = scores[size_t(key)];
+          s = -std::numeric_limits<float>::infinity();
+          if (!p.sees(b, row, key)) continue;
+          s = 0.0f;
+          for (int d = 0; d < p.head_dim; ++d) {
+            s += float(mQuery.at(b, h, row, d)) * round(float(mKey.at(b, kv, key, d)) * p.softmaxScale());
+          }
+          s = round(s);
+          if (p.softcap > 0.0f) s = round(round(std::tanh(round(s / p.softcap))) * p.softcap);
+          if (p.bias != Bias::kNone)
+            s = p.float_bias ? s + biasAt(b, h, row, key) : round(s + biasAt(b, h, row, key));
+          row_max = std::max(row_max, s);
+        }
+        if (row_max == -std::numeric_limits<float>::infinity()) row_max = 0.0f;
+        float row_sum = std::exp(sink - row_max);
+        for (float& s : scores) row_sum += s = std::exp(s - row_max);
+        for (int d = 0; d < p.v_head_dim; ++d) {
+          float sum = 0.0f;
+          for (int key = 0; key < p.keysOf(b); ++key) {
+            sum += round(scores[size_t(key)] / (row_sum == 0.0f ? 1.0f : row_sum)) *
+                   float(mValue.at(b, kv, key, d));
+          }
+          all.push_back(double(round(sum)));
+        }
+      }
+    }
+  }
+  return all;
+}
+
+std::string Tensors::judge() const {
+  Problem const& p = mProblem;
+  Expected const e = expected();
+  std::vector<double> const plain = base();
+  double worst = 0, worst_base = 0, mean = 0, mean_base = 0, mean_ref = 0, ulp = 0;
+  for (size_t i = 0; i < e.output.size(); ++i) {
+    int const d = int(i % size_t(p.v_head_dim));
+    int64_t const row = int64_t(i / size_t(p.v_head_dim));
+    double const out = mOutput.at(int(row / p.seqlen_q / p.heads_q), int(row / p.seqlen_q % p.heads_q),
+                                  int(row % p.seqlen_q), d);
+    if (!std::isfinite(out)) return "output " + std::to_string(i) + " is " + std::to_string(out);
+    double const error = std::fabs(out - e.output[i]), base_error = std::fabs(plain[i] - e.output[i]);
+    double const r = rounded(p.dtype, e.output[i]);
+    double const there = rounded(p.dtype, r + rounded(p.dtype, 0.3));
+    ulp = std::max(ulp, std::fabs(rounded(p.dtype, there - rounded(p.dtype, 0.3)) - r));
+    worst = std::max(worst, error);
+    worst_base = std::max(worst_base, base_error);
+    mean += error;
+    mean_base += base_error;
+    mean_ref += std::fabs(e.output[i]);
+  }
+  char text[160];
+  double const limit = (p.softcap > 0.0f ? 3.0 : 2.0) * worst_base + 2.0 * ulp;
+  if (worst > limit) {
+    std::snprintf(text, sizeof text, "max error %.3e > %.3e (base %.3e, ulp %.1e)", worst, limit, worst_base,
+                  ulp);
+    return text;
+  }
+  if (double const n = double(e.output.size()); n >= 1024) {
+    double const m = rounded(p.dtype, mean_ref / n);
+    int const digits = p.dtype == kFlashFloat32 ? 23 : (p.dtype == kFlashFloat16 ? 10 : 7);
+    double const mean_ulp = m > 0 ? std::ldexp(1.0, std::ilogb(m) - digits) : 0.0;
+    if (mean / n > 1.5 * mean_base / n + mean_ulp) {
+      std::snprintf(text, sizeof text, "mean error %.3e > 1.5 * %.3e + %.1e", mean / n, mean_base / n,
+                    mean_ulp);
+      return text;
+    }
+  }
+  for (size_t i = 0; p.wants_lse && i < e.lse.size(); ++i) {
+    float const next = std::nextafter(std::fabs(mLse[i]), std::numeric_limits<float>::infinity());
+    double const tolerance = std::max(1e-3, 4.0 * double(next - std::fabs(mLse[i])));
+    bool const good = std::isinf(e.lse[i]) ? double(mLse[i]) == e.lse[i]
+                                           : std::fabs(double(mLse[i]) - e.lse[i]) <= tolerance;
+    if (!good) {
+      std::snprintf(text, sizeof text, "lse of row %zu is %g, not %g", i, double(mLse[i]), e.lse[i]);
+      return text;
+    }
+  }
+  return "";
+}
+
+std::string Tensors::checkGuards() const {
+  std::vector<bool> owned(mOutputBytes.size(), false);
+  int const bytes = bytesOf(mProblem.dtype);
+  for (int b = 0; b < mProblem.batch; ++b) {
+    for (int h = 0; h < mProblem.heads_q; ++h) {
+      for (int row = 0; row < mProblem.seqlen_q; ++row) {
+        int64_t const first = mOutput.index(b, h, row, 0) * bytes;
+        std::fill_n(owned.begin() + first, mProblem.v_head_dim * bytes, true);
+      }
+    }
+  }
+  for (size_t i = 0; i < owned.size(); ++i) {
+    if (!owned[i] && mOutputBytes[i] != 0xff)
+      return "byte " + std::to_string(i) + " beside the output was written";
+  }
+  return "";
+}
+
+std::string run(Problem const& problem) {
+  Tensors tensors(problem);
+  FlashAttentionArgs const args = tensors.args();
+  char reasons[1024];
+  if (flashAttentionWhyUnsupported(&args, reasons, sizeof reasons) != 0)
+    return std::string("refused: ") + reasons;
+  if (int const status = flashAttentionLaunch(&args, nullptr, nullptr); status != 0) {
+    return "status " + std::to_string(status) + ": " + flashEmulationError();
+  }
+  if (std::string wrong = tensors.checkGuards(); !wrong.empty()) return wrong;
+  if (flashEmulationBankConflicts() != 0) {
+    return std::to_string(flashEmulationBankConflicts()) + " bank conflicts of ldmatrix";
+  }
+  return tensors.judge();
+}
+
+}  // namespace kernel_tests

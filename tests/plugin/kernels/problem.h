@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// One attention problem for the kernels' tests: its numbers, its tensors in memory, and what its result must
+// be.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "attention.h"
+
+namespace kernel_tests {
+
+enum class Layout {
+  kRowsFirst,   // [B, S, H, D]
+  kHeadsFirst,  // [B, H, S, D]
+  kPacked,      // query, key and value in one [B, S, (Hq + 2*Hkv) * D]; needs equal lengths and head dims
+  kGaps         // [B, H, S, D] with a gap of one element behind every row: nothing is aligned
+};
+
+enum class Bias {
+  kNone,
+  kFull,        // [B, Hq, Sq, Skv]
+  kOfKeys,      // [B, 1, 1, Skv]
+  kOfQueries,   // [1, 1, Sq, 1]
+  kHoles,       // [1, Hq, Sq, Skv], -inf here and there
+  kHiddenRows,  // [1, 1, Sq, Skv], every third row full of -inf
+  kLowestRows,  // [1, 1, Sq, Skv], every third row full of the lowest finite number
+};
+
+// Fields are those of FlashAttentionArgs.
+struct Problem {
+  FlashDtype dtype = kFlashFloat16;
+  int batch = 1, heads_q = 2, heads_kv = 1, seqlen_q = 67, seqlen_kv = 133, head_dim = 64, v_head_dim = 64;
+  Layout layout = Layout::kRowsFirst;
+  float scale = 0.0f;  // 0: 1 / sqrt(head_dim)
+  float softcap = 0.0f;
+  int causal = 0, diagonal = 0, window_left = -1, window_right = -1;
+  Bias bias = Bias::kNone;
+  bool float_bias = false;      // fp32 beside a 16-bit query
+  std::vector<int> kv_lengths;  // [B] or [1], unclamped
+  int sinks = 0;                // 0 none, 1 one for all heads, 2 one a head
+  bool wants_lse = true;
+  float score_std = 2.5f;  // the query is scaled so; at 1 a softmax is too flat to show a wrong mask
+
+  std::string describe() const;
+  float softmaxScale() const;
+  int keysOf(int batch_index) const;  // kv_lengths, clamped
+  bool sees(int batch_index, int row, int key) const;
+};
+
+// The tensors of a problem. Whatever is no element of theirs is NaN, and so are all keys and values past
+// kv_length: one that is read as a value shows.
+class Tensors {
+ public:
+  explicit Tensors(
+      Problem const& problem);  // numbers are drawn from the description, so they are the same every time
+
+  FlashAttentionArgs args();
+  // "" or what is wrong with the output and the lse, by the tolerance rule of the design: against float64 on
+  // the same rounded inputs, at most twice what the unfused formula in the test dtype is off, plus 2 ulp.
+  std::string judge() const;
+  // "" or the first byte around or between the output's rows that changed.
+  std::string checkGuards() const;
+  double output(int b, int h, int row, int d) const { return mOutput.at(b, h, row, d); }
+
+ private:
+  struct Tensor {
+    FlashDtype dtype = kFlashFloat16;
+    int rows = 0, dim = 0;
+    int64_t batch_stride = 0, head_stride = 0, row_stride = 0, first = 0;  // elements; `first` of the storage
+    std::vector<unsigned char>* storage = nullptr;
+    int64_t index(int b, int h, int row, int d) const;
+    double at(int b, int h, int row, int d) const;
+    void set(int b, int h, int row, int d, double x);
+    FlashTensor view() const;
+  };
+  struct Expected {
+    std::vector<double> output;  // [B, Hq, Sq, Dv]
+    std::vector<double> lse;     // [B, Hq, Sq]
+  };
+
+  Tensor place(std::vector<unsigned char>& storage, int heads, int rows, int dim);
+  void placePacked();
+  void fillBias();
+  float biasAt(int b, int h, int row, int key) const;
+  float sinkAt(int h) const;
+  Expected expected() const;
+  std::vector<double> base() const;
+
+  Problem mProblem;
+  std::vector<unsigned char> mQueryBytes, mKeyBytes, mValueBytes, mOutputBytes, mBiasBytes;
+  Tensor mQuery, mKey, mValue, mOutput;
+  int64_t mBiasStride[4] = {0, 0, 0, 0};
+  std::vector<int32_t> mLengths;
+  std::vector<float> mSinks, mLse;
+};
+
+// Runs the problem in the emulation and judges it; "" when all is well.
+std::string run(Problem const& problem);
+
+double rounded(FlashDtype dtype, double x);  // to the nearest number of the dtype
+
+}  // namespace kernel_tests

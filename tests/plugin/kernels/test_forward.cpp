@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every line of variants.inc on a dozen problems of odd sizes, in the emulation, judged by the tolerance
+// rule.
+//
+//   forward_tests [WORDS]   only the cases whose description holds WORDS
+//   FLASH_EMULATION_SEED    repeats a schedule; printed at the start
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "dispatch.h"
+#include "problem.h"
+
+namespace kernel_tests {
+namespace {
+
+using flash_export::kernels::kVariants;
+using flash_export::kernels::Variant;
+
+// The next smaller tile's head dim plus one: the smallest head dim that a line serves.
+int smallestHeadDim(Variant const& v) {
+  int below = 0;
+  for (Variant const& other : kVariants) {
+    if (other.dtype == v.dtype && other.head_dim < v.head_dim) below = std::max(below, other.head_dim);
+  }
+  return below + 1;
+}
+
+// One head of two tiles of rows and three of keys, neither full. Big tiles get one head: time goes with their
+// size.
+Problem basicProblem(Variant const& v) {
+  Problem p;
+  p.dtype = FlashDtype(v.dtype);
+  p.heads_q = v.head_dim > 128 ? 1 : 2;
+  p.heads_kv = 1;
+  p.seqlen_q = v.tile_q + 3;
+  p.seqlen_kv = 2 * v.tile_kv + 5;
+  p.head_dim = p.v_head_dim = v.head_dim;
+  return p;
+}
+
+// What both feature classes serve.
+std::vector<Problem> commonProblems(Variant const& v) {
+  Problem const basic = basicProblem(v);
+  std::vector<Problem> all(9, basic);
+  all[1].causal = 1;  // more rows than keys see
+  all[1].seqlen_kv = v.tile_kv - 1;
+  all[2].causal = all[2].diagonal = 1;
+  all[2].layout = Layout::kHeadsFirst;
+  all[3].causal = all[3].diagonal = 1;  // the first rows see nothing
+  all[3].seqlen_kv = v.tile_kv / 2 + 1;
+  all[3].sinks = 1;
+  all[4].window_left = v.tile_kv + 7;
+  all[4].window_right = 3;
+  all[4].diagonal = 1;
+  all[5].batch = 2;
+  all[5].heads_q = 2;
+  all[5].seqlen_q = 5;
+  all[5].kv_lengths = {v.tile_kv + 1, 0};
+  all[5].sinks = 2;
+  all[6].seqlen_q = 1;  // decode
+  all[6].seqlen_kv = v.tile_kv * 3 + 1;
+  all[6].causal = all[6].diagonal = 1;
+  all[6].wants_lse = false;
+  all[7].seqlen_q = v.tile_q;  // whole tiles
+  all[7].seqlen_kv = v.tile_kv;
+  all[7].causal = 1;
+  all[7].score_std = 20.0f;
+  all[8].batch = 2;  // packed, grouped heads, lengths with a bottom-right diagonal
+  all[8].heads_q = 3;
+  all[8].layout = Layout::kPacked;
+  all[8].seqlen_q = all[8].seqlen_kv = 21;
+  all[8].causal = all[8].diagonal = 1;
+  all[8].kv_lengths = {1000, 13};
+  return all;
+}
+
+// The head dims that a 16-byte copy can serve: the smallest and one in between, padded to the tile.
+std::vector<Problem> plainProblems(Variant const& v) {
+  std::vector<Problem> all(2, basicProblem(v));
+  int const chunk = v.dtype == kFlashFloat32 ? 4 : 8;
+  all[0].head_dim = (smallestHeadDim(v) + chunk - 1) / chunk * chunk;
+  all[0].v_head_dim = std::max(all[0].head_dim - chunk, chunk);
+  all[0].seqlen_q = 33;
+  all[1].head_dim = chunk;  // V decides the tile
+  all[1].seqlen_q = 17;
+  all[1].causal = 1;
+  return all;
+}
+
+// What only a general kernel serves.
+std::vector<Problem> generalProblems(Variant const& v) {
+  std::vector<Problem> all(11, basicProblem(v));
+  for (Problem& p : all) p.seqlen_q = std::min(p.seqlen_q, 39);
+  all[0].head_dim = all[0].v_head_dim = smallestHeadDim(v);  // 1, 33, 65, 129: rows off 16 bytes
+  all[1].layout = Layout::kGaps;
+  all[1].v_head_dim = smallestHeadDim(v) + 2;
+  all[1].causal = 1;
+  all[2].bias = Bias::kFull;
+  all[2].batch = 2;
+  all[3].bias = Bias::kOfKeys;
+  all[3].causal = all[3].diagonal = 1;
+  all[3].float_bias = true;
+  all[4].bias = Bias::kOfQueries;
+  all[4].scale = -0.3f;
+  all[5].bias = Bias::kHoles;
+  all[5].kv_lengths = {v.tile_kv + 3};
+  all[6].bias = Bias::kHiddenRows;
+  all[6].sinks = 2;
+  all[7].bias = Bias::kLowestRows;
+  all[7].float_bias = true;
+  all[8].bias = Bias::kLowestRows;
+  all[8].window_left = 1000;
+  all[9].softcap = 3.0f;
+  all[9].causal = 1;
+  all[10].softcap = 2.0f;
+  all[10].bias = Bias::kHoles;
+  all[10].layout = Layout::kHeadsFirst;
+  return all;
+}
+
+// Problems that belong to no line in particular.
+std::vector<Problem> oddProblems() {
+  std::vector<Problem> all;
+  for (FlashDtype dtype : {kFlashFloat16, kFlashBFloat16, kFlashFloat32}) {
+    std::vector<Problem> few(5);
+    for (Problem& p : few) p.dtype = dtype;
+    few[0].seqlen_q = few[0].seqlen_kv = 1;
+    few[1].seqlen_kv = 0;  // rows without any key
+    few[1].sinks = 1;
+    few[2].seqlen_q = 255;
+    few[2].seqlen_kv = 257;
+    few[2].causal = 1;
+    few[2].heads_q = 1;
+    few[3].head_dim = few[3].v_head_dim = 15;
+    few[3].heads_q = 6;
+    few[3].heads_kv = 3;
+    few[3].seqlen_q = 19;
+    few[4].score_std = 300.0f;  // one key takes nearly all
+    few[4].heads_q = 1;
+    all.insert(all.end(), few.begin(), few.end());
+  }
+  return all;
+}
+
+// A plain line's case must run on it, else nothing tests the line; a general one is reached by what it alone
+// can do.
+std::string runOn(Variant const& v, Problem const& problem, bool must_be_plain) {
+  Tensors tensors(problem);
+  Variant const& served_by = flash_export::kernels::variantFor(tensors.args());
+  bool const good = must_be_plain ? std::string(served_by.name) == v.name
+                                  : (!served_by.plain && served_by.head_dim == v.head_dim);
+  if (!good) return std::string("is served by ") + served_by.name + ", not by " + v.name;
+  return run(problem);
+}
+
+class Tally {
+ public:
+  explicit Tally(std::string words) : mWords(std::move(words)) {}
+
+  template <class Run>
+  void take(Problem const& problem, Run run_problem) {
+    std::string const name = problem.describe();
+    if (name.find(mWords) == std::string::npos) return;
+    std::string const wrong = run_problem();
+    ++(wrong.empty() ? mPassed : mFailed);
+    if (!wrong.empty()) std::printf("FAILED %s\n  %s\n", name.c_str(), wrong.c_str());
+  }
+
+  int end() const {
+    std::printf("%d passed, %d failed\n", mPassed, mFailed);
+    return mFailed == 0 && mPassed > 0 ? 0 : 1;
+  }
+
+ private:
+  std::string mWords;
+  int mPassed = 0, mFailed = 0;
+};
+
+int runAll(std::string const& words) {
+  Tally tally(words);
+  for (Variant const& v : kVariants) {
+    std::vector<Problem> problems = v.plain ? plainProblems(v) : generalProblems(v);
+    for (Problem common : commonProblems(v)) {
+      // A general line gets the common problems by a softcap that changes little.
+      if (!v.plain && v.dtype != kFlashFloat32) common.softcap = 1000.0f;
+      problems.push_back(common);
+    }
+    for (Problem const& p : problems) {
+      tally.take(p, [&] { return runOn(v, p, v.plain); });
+    }
+  }
+  for (Problem const& p : oddProblems()) {
+    tally.take(p, [&] { return run(p); });
+  }
+  return tally.end();
+}
+
+}  // namespace
+}  // namespace kernel_tests
+
+int main(int argc, char** argv) {
+  if (std::getenv("FLASH_EMULATION_SEED") == nullptr) {
+    setenv("FLASH_EMULATION_SEED", std::to_string(std::random_device{}()).c_str(), 1);
+  }
+  std::printf("FLASH_EMULATION_SEED=%s\n", std::getenv("FLASH_EMULATION_SEED"));
+  return kernel_tests::runAll(argc > 1 ? argv[1] : "");
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// geometry.h against brute force.
+#include <set>
+#include <vector>
+
+#include "../runner.h"
+#include "geometry.h"
+#include "variants.h"
+
+using namespace flash_export::kernels;
+
+namespace {
+
+struct Mask {
+  int causal, diagonal, left, right, seqlen_q, kv_length;
+};
+
+std::vector<Mask> masks() {
+  std::vector<Mask> all;
+  int const lengths[][2] = {{1, 1}, {1, 70}, {70, 1}, {37, 53}, {53, 37}, {64, 64}, {65, 127}, {9, 0}};
+  for (auto const& [q, kv] : lengths) {
+    for (int causal : {0, 1}) {
+      for (int diagonal : {0, 1}) {
+        for (int left : {-1, 0, 5, 64, INT32_MAX}) {
+          for (int right : {-1, 0, 3, INT32_MAX}) all.push_back({causal, diagonal, left, right, q, kv});
+        }
+      }
+    }
+  }
+  return all;
+}
+
+// docs/op.md, in 64 bits.
+bool sees(Mask const& m, int64_t row, int64_t key) {
+  int64_t const stands_at = row + (m.diagonal != 0 ? m.kv_length - m.seqlen_q : 0);
+  if (key >= m.kv_length || (m.causal != 0 && key > stands_at)) return false;
+  if (m.left >= 0 && key < stands_at - m.left) return false;
+  return m.right < 0 || key <= stands_at + m.right;
+}
+
+Band bandOf(Mask const& m) {
+  return makeBand(m.causal, m.diagonal, m.left, m.right, m.seqlen_q, m.kv_length);
+}
+
+std::string show(Mask const& m) {
+  return "causal " + std::to_string(m.causal) + " diagonal " + std::to_string(m.diagonal) + " left " +
+         std::to_string(m.left) + " right " + std::to_string(m.right) + " Sq " + std::to_string(m.seqlen_q) +
+         " keys " + std::to_string(m.kv_length);
+}
+
+}  // namespace
+
+TEST(a_row_sees_the_keys_that_the_operator_says) {
+  for (Mask const& m : masks()) {
+    for (int row = 0; row < m.seqlen_q; ++row) {
+      int const key0 = 16;
+      KeySpan const visible = visibleKeys(bandOf(m), row, key0);
+      for (int key = 0; key < m.kv_length + 3; ++key) {
+        bool const in_span = key - key0 >= visible.first && key - key0 < visible.last;
+        EXPECT(in_span == sees(m, row, key), show(m) << " row " << row << " key " << key);
+      }
+    }
+  }
+}
+
+TEST(key_tiles_hold_every_visible_key_and_no_tile_that_nobody_needs) {
+  for (Mask const& m : masks()) {
+    for (int tile_q : {16, 32}) {
+      for (int row0 = 0; row0 < m.seqlen_q; row0 += tile_q) {
+        int const row_end = smaller(row0 + tile_q, m.seqlen_q);
+        KeyTiles const tiles = keyTiles(bandOf(m), row0, row_end, 16);
+        int first = INT32_MAX, last = -1;
+        for (int row = row0; row < row_end; ++row) {
+          for (int key = 0; key < m.kv_length; ++key) {
+            if (!sees(m, row, key)) continue;
+            first = smaller(first, key / 16);
+            last = larger(last, key / 16);
+          }
+        }
+        if (last < 0) continue;  // a range that holds nothing may be visited; masks hide it
+        EXPECT(tiles.begin == first && tiles.end == last + 1,
+               show(m) << " rows " << row0 << ": " << tiles.begin << ".." << tiles.end << ", not " << first
+                       << ".." << last + 1);
+      }
+    }
+  }
+}
+
+TEST(tiles_that_need_no_mask_are_seen_whole_by_every_row_and_the_others_are_not) {
+  for (Mask const& m : masks()) {
+    for (int row0 = 0; row0 < m.seqlen_q; row0 += 32) {
+      int const row_end = smaller(row0 + 32, m.seqlen_q);
+      KeyTiles const tiles = keyTiles(bandOf(m), row0, row_end, 16);
+      for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+        bool whole = true;
+        for (int row = row0; row < row_end; ++row) {
+          for (int key = tile * 16; key < tile * 16 + 16; ++key) whole = whole && sees(m, row, key);
+        }
+        EXPECT(tiles.needsMask(tile) == !whole, show(m) << " rows " << row0 << " tile " << tile);
+      }
+    }
+  }
+}
+
+TEST(the_longest_sequences_and_the_widest_windows_do_not_overflow) {
+  int const longest = int(kMaxSeqlen);
+  Band const band = makeBand(0, 1, INT32_MAX, INT32_MAX, longest, 1);
+  EXPECT(visibleKeys(band, 0, 0).first <= 0 && visibleKeys(band, 0, 0).last == 1);
+  EXPECT(visibleKeys(band, longest - 1, longest).first < 0);
+  Band const far = makeBand(0, 1, kUnlimited / 2 - 1, kUnlimited / 2 - 1, 1, longest);
+  EXPECT(visibleKeys(far, 0, 0).first <= 0 && visibleKeys(far, 0, 0).last == longest);
+  KeyTiles const tiles = keyTiles(makeBand(1, 0, -1, -1, longest, longest), longest - 64, longest, 64);
+  EXPECT(tiles.begin == 0 && tiles.end == longest / 64 && tiles.full_end == longest / 64 - 1);
+}
+
+TEST(the_swizzle_permutes_the_chunks_of_a_tile) {
+  for (int chunks : {4, 8, 16, 32, 64}) {
+    std::set<uint32_t> seen;
+    for (int row = 0; row < 64; ++row) {
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        uint32_t const offset = swizzled(row, chunk, chunks);
+        EXPECT(offset % 16 == 0 && offset < uint32_t(64 * chunks * 16), chunks << " chunks");
+        EXPECT(int(offset / 16) / chunks == row, "a chunk stays in its row");
+        seen.insert(offset);
+      }
+    }
+    EXPECT(int(seen.size()) == 64 * chunks);
+  }
+}
+
+TEST(one_xor_reaches_every_chunk_of_a_lane) {
+  for (int chunks : {4, 8, 16, 32, 64}) {
+    for (int row = 0; row < 16; ++row) {
+      for (int chunk = 0; chunk < 2; ++chunk) {
+        for (int step = 0; step < chunks; step += 2) {
+          for (int rows : {0, 8, 24}) {
+            uint32_t const one_xor =
+                (swizzled(row, chunk, chunks) ^ uint32_t(step * 16)) + uint32_t(rows * chunks * 16);
+            EXPECT(one_xor == swizzled(row + rows, chunk + step, chunks), chunks << " chunks, row " << row);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(the_eight_rows_of_an_ldmatrix_phase_touch_all_banks_once) {
+  for (int chunks : {4, 8, 16, 32}) {
+    for (int row0 = 0; row0 < 64; row0 += 8) {
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        std::set<uint32_t> bank_groups;
+        for (int row = row0; row < row0 + 8; ++row) bank_groups.insert(swizzled(row, chunk, chunks) / 16 % 8);
+        EXPECT(bank_groups.size() == 8, chunks << " chunks, rows " << row0 << ", chunk " << chunk);
+      }
+    }
+  }
+}
+
+TEST(staging_an_output_fragment_conflicts_on_no_bank) {
+  // 16 bits: 32 lanes store 4 bytes each, rows lane/4, words lane%4 of one chunk. fp32: 16 lanes store 8
+  // bytes.
+  for (int chunks : {8, 16, 32}) {
+    std::set<uint32_t> banks;
+    for (int lane = 0; lane < 32; ++lane) {
+      banks.insert((swizzled(fragmentRow(lane, 0), 3, chunks) / 4 + uint32_t(lane % 4)) % 32);
+    }
+    EXPECT(banks.size() == 32, chunks << " chunks of 16-bit elements");
+  }
+}
+
+TEST(fragments_cover_a_product_of_16_by_8_once) {
+  std::set<std::pair<int, int>> seen;
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int j = 0; j < 4; ++j) seen.insert({fragmentRow(lane, j), fragmentColumn(lane, j)});
+  }
+  EXPECT(seen.size() == 128 && seen.rbegin()->first == 15);
+}
+
+TEST(every_variant_fits_the_smallest_shared_memory) {
+  for (Variant const& v : kVariants) {
+    int const bytes = (v.tile_q + 2 * v.tile_kv) * v.head_dim * (v.dtype == kFlashFloat32 ? 4 : 2);
+    EXPECT(bytes <= 99 * 1024, v.name << " takes " << bytes);
+  }
+}

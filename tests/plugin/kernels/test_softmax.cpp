@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// softmax.h against float64.
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "../runner.h"
+#include "softmax.h"
+
+using namespace flash_export::kernels;
+namespace ops = flash_export::ops;
+
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+ForwardParams withScale(float scale) {
+  ForwardParams p{};
+  p.scale = scale;
+  p.scale_log2 = scale * kLog2E;
+  return p;
+}
+
+// A row taken in tiles of three scores; the scores are natural, so a policy on raw ones is given score /
+// scale.
+template <class Softmax>
+RowEnd rowInTiles(std::vector<float> const& scores, float scale, float sink) {
+  Softmax const policy(withScale(scale));
+  float row_max = -kInfinity, row_sum = 0.0f;
+  for (size_t first = 0; first < scores.size(); first += 3) {
+    float new_max = row_max;
+    size_t const last = std::min(first + 3, scores.size());
+    auto const own = [&](size_t i) { return Softmax::kRawScores ? scores[i] / scale : scores[i]; };
+    for (size_t i = first; i < last; ++i) new_max = std::max(new_max, own(i));
+    float const against = finiteMaximum(new_max);
+    row_sum *= policy.shrink(row_max, against);
+    for (size_t i = first; i < last; ++i) row_sum += policy.weight(own(i), policy.offset(against));
+    row_max = new_max;
+  }
+  return endRow<Softmax>(policy.natural(row_max), row_sum, sink);
+}
+
+double lseOf(std::vector<float> const& scores, float sink) {
+  double row_max = double(sink);
+  for (float s : scores) row_max = std::max(row_max, double(s));
+  double sum = std::exp(double(sink) - row_max);
+  for (float s : scores) sum += std::exp(double(s) - row_max);
+  return row_max + std::log(sum);
+}
+
+template <class Softmax>
+void expectLse(char const* policy) {
+  std::mt19937 random{7};
+  std::normal_distribution<float> normal{0.0f, 5.0f};
+  for (int round = 0; round < 50; ++round) {
+    std::vector<float> scores;
+    for (int i = 0; i < 1 + round % 11; ++i) scores.push_back(normal(random));
+    if (round % 5 == 0) scores[0] = -kInfinity;
+    if (round % 10 == 0) scores.insert(scores.begin(), 3, -kInfinity);  // a tile without any key
+    for (float sink : {-kInfinity, normal(random)}) {
+      if (sink == -kInfinity && round % 55 == 0) continue;
+      double const wanted = lseOf(scores, sink);
+      float const got = rowInTiles<Softmax>(scores, 0.125f, sink).lse;
+      EXPECT(std::fabs(double(got) - wanted) < 1e-5, policy << " gives " << got << ", not " << wanted);
+    }
+  }
+}
+
+}  // namespace
+
+TEST(exp_precise_is_within_one_and_a_half_ulp) {
+  double worst = 0.0;
+  for (float x = -86.9f; x < 5.0f; x += 0.00137f) {
+    double const exact = std::exp(double(x));
+    worst = std::max(worst, std::fabs(double(expPrecise(x)) / exact - 1.0));
+  }
+  EXPECT(worst < 1.5 * std::ldexp(1.0, -23), worst);
+}
+
+TEST(exp_precise_of_odd_arguments) {
+  EXPECT(expPrecise(0.0f) == 1.0f);
+  EXPECT(expPrecise(-kInfinity) == 0.0f);
+  EXPECT(expPrecise(-3.4e38f) == 0.0f);
+  EXPECT(expPrecise(-88.0f) == 0.0f);
+  EXPECT(std::isnan(expPrecise(kNan)));
+}
+
+TEST(every_policy_gives_the_log_sum_exp) {
+  expectLse<FoldedSoftmax>("FoldedSoftmax");
+  expectLse<NaturalSoftmax>("NaturalSoftmax");
+  expectLse<PreciseSoftmax>("PreciseSoftmax");
+}
+
+TEST(a_row_without_keys_gives_zero_and_the_sink) {
+  RowEnd const none = rowInTiles<NaturalSoftmax>({-kInfinity, -kInfinity}, 1.0f, -kInfinity);
+  EXPECT(none.multiplier == 0.0f && none.lse == -kInfinity);
+  RowEnd const sink = rowInTiles<FoldedSoftmax>({-kInfinity}, 0.5f, 1.25f);
+  EXPECT(sink.lse == 1.25f && std::isfinite(sink.multiplier), sink.lse << " " << sink.multiplier);
+}
+
+TEST(a_row_of_the_lowest_number_weighs_all_keys_alike) {
+  float const lowest = std::numeric_limits<float>::lowest();
+  RowEnd const end = rowInTiles<NaturalSoftmax>({lowest, lowest, lowest, lowest}, 1.0f, -kInfinity);
+  EXPECT(end.multiplier == 0.25f, end.multiplier);
+  EXPECT(end.lse == lowest);
+}
+
+TEST(an_unchanged_maximum_shrinks_by_exactly_one) {
+  for (float row_max : {-37.123f, 0.3f, 1234.567f}) {
+    EXPECT(FoldedSoftmax(withScale(0.0883883f)).shrink(row_max, row_max) == 1.0f);
+    EXPECT(NaturalSoftmax(withScale(1.0f)).shrink(row_max, row_max) == 1.0f);
+    EXPECT(PreciseSoftmax(withScale(1.0f)).shrink(row_max, row_max) == 1.0f);
+  }
+}
+
+TEST(nan_is_passed_on) {
+  RowEnd const end = endRow<NaturalSoftmax>(0.0f, kNan, -kInfinity);
+  EXPECT(std::isnan(end.multiplier) && std::isnan(end.lse));
+}
