@@ -15,6 +15,10 @@ from rich.console import Console
 from rich.markup import escape
 
 
+_FILE_WIDTH = 160
+"""Columns of a table in a file or a pipe, where rich would assume 80 and fold every name."""
+
+
 class Talk:
     """Progress and warnings of one run. ``seconds`` holds each finished step's time."""
 
@@ -23,6 +27,8 @@ class Talk:
         self.seconds: dict[str, float] = {}
         self._err = Console(stderr=True, highlight=False, soft_wrap=True)
         self._out = Console(highlight=False)
+        if not self._out.is_terminal:
+            self._out.width = _FILE_WIDTH
         self._status = None
         self._step = ""
 

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every way ``flash-export`` can end has its exit code, and a failed run leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from exporter import small_models
+
+from flash_export import command
+from flash_export.cli import app
+
+
+def run(*arguments: object) -> int:
+    return command.run(app, [str(a) for a in arguments])
+
+
+@pytest.fixture
+def attention(tmp_path: Path) -> Path:
+    return small_models.write(small_models.ATTENTION, tmp_path / "in.onnx")
+
+
+@pytest.fixture
+def one_refused(tmp_path: Path) -> Path:
+    return small_models.write(small_models.TWO_ATTENTIONS_ONE_REFUSED, tmp_path / "two.onnx")
+
+
+def test_anybodys_onnx_is_fused_without_further_flags(attention: Path, tmp_path: Path) -> None:
+    assert run(attention) == 0
+    fused = onnx.load(tmp_path / "in.flash.onnx")
+    assert [n.op_type for n in fused.graph.node] == ["FlashAttention"]
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["schema"] == 1
+    assert report["fused"] == 1
+    assert report["refused"] == 0
+    assert report["check"]["passed"] is True
+    assert report["output"] == str(tmp_path / "in.flash.onnx")
+    assert Path(report["unfused"]) == attention
+    site = report["sites"][0]
+    assert site["status"] == "fused"
+    assert site["scale"] == pytest.approx(0.25)
+    assert (site["q_heads"], site["head_dim"], site["causal"]) == (3, 16, "none")
+    assert set(report["seconds"]) >= {"load", "export", "find", "rewrite", "check"}
+
+
+def test_the_report_goes_where_it_is_asked_to(attention: Path, tmp_path: Path) -> None:
+    assert run(attention, "-o", tmp_path / "out.onnx", "--report", tmp_path / "reports") == 0
+    assert (tmp_path / "reports" / "report.json").is_file()
+    assert not (tmp_path / "report.json").exists()
+
+
+def test_a_dry_run_shows_the_table_and_writes_nothing(attention: Path, tmp_path: Path, capsys) -> None:
+    before = sorted(tmp_path.iterdir())
+    assert run(attention, "--dry-run") == 0
+    assert sorted(tmp_path.iterdir()) == before
+    assert "1 fused, 0 refused" in capsys.readouterr().out
+
+
+def test_a_second_run_on_its_own_output_changes_nothing(attention: Path, tmp_path: Path) -> None:
+    assert run(attention) == 0
+    assert run(tmp_path / "in.flash.onnx", "-o", tmp_path / "again.onnx") == 0
+    first, second = (onnx.load(tmp_path / name).graph for name in ("in.flash.onnx", "again.onnx"))
+    assert [n.op_type for n in first.node] == [n.op_type for n in second.node]
+
+
+def test_a_refusal_is_a_warning_with_its_reason(one_refused: Path, tmp_path: Path, capsys) -> None:
+    assert run(one_refused) == 0
+    said = capsys.readouterr()
+    assert "probabilities_used" in " ".join(said.out.split())
+    assert "warning:" in said.err
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["fused"], report["refused"]) == (1, 1)
+    refused = next(s for s in report["sites"] if s["status"] == "refused")
+    assert set(refused["reason"]) == {"code", "text", "node", "action"}
+
+
+def test_require_all_fails_on_a_refusal_and_writes_nothing(one_refused: Path, tmp_path: Path) -> None:
+    assert run(one_refused, "--require-all") == 4
+    assert not (tmp_path / "two.flash.onnx").exists()
+
+
+def test_a_skipped_site_stays_as_it_was(attention: Path, tmp_path: Path) -> None:
+    assert run(attention) == 0
+    name = json.loads((tmp_path / "report.json").read_text())["sites"][0]["name"]
+    assert run(attention, "-o", tmp_path / "kept.onnx", "--skip", name) == 0
+    kinds = [n.op_type for n in onnx.load(tmp_path / "kept.onnx").graph.node]
+    assert "Softmax" in kinds
+    assert "FlashAttention" not in kinds
+
+
+def test_a_skip_that_names_nothing_lists_the_sites(attention: Path, capsys) -> None:
+    assert run(attention, "--skip", "nowhere") == 2
+    assert "--dry-run" in capsys.readouterr().err
+
+
+def test_a_model_without_attention_is_4_and_0_when_allowed(tmp_path: Path) -> None:
+    model = small_models.write(small_models.CLASSIFIER, tmp_path / "classifier.onnx")
+    assert run(model) == 4
+    assert not (tmp_path / "classifier.flash.onnx").exists()
+    assert run(model, "--allow-none") == 0
+    assert (tmp_path / "classifier.flash.onnx").is_file()
+
+
+def test_no_fallback_leaves_the_function_bodies_out(attention: Path, tmp_path: Path) -> None:
+    assert run(attention, "-o", tmp_path / "with.onnx") == 0
+    assert run(attention, "-o", tmp_path / "without.onnx", "--no-fallback") == 0
+    assert len(onnx.load(tmp_path / "with.onnx").functions) == 1
+    assert len(onnx.load(tmp_path / "without.onnx").functions) == 0
+
+
+def test_no_check_says_that_nothing_was_proven(attention: Path, tmp_path: Path, capsys) -> None:
+    assert run(attention, "--no-check") == 0
+    assert "not proven" in capsys.readouterr().err
+    assert json.loads((tmp_path / "report.json").read_text())["check"] is None
+
+
+def test_the_users_own_values_are_what_is_compared(attention: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    shapes = {"q": (1, 3, 5, 16), "k": (1, 3, 7, 16), "v": (1, 3, 7, 16)}
+    np.savez(tmp_path / "v.npz", **{n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()})
+    assert run(attention, "--values", tmp_path / "v.npz") == 0
+    np.savez(tmp_path / "wrong.npz", q=np.zeros((1, 3, 5, 16), np.float32))
+    assert run(attention, "--values", tmp_path / "wrong.npz") == 2
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_quiet_silences_the_steps_and_not_the_result(attention: Path, quiet: bool, capsys) -> None:
+    assert run(attention, *(["--quiet"] if quiet else [])) == 0
+    said = capsys.readouterr()
+    assert "fused" in said.out
+    assert ("rewrite" in said.err) is not quiet
+
+
+def _state_dict(path: Path) -> Path:
+    torch.save({"weight": torch.zeros(2, 2)}, path)
+    return path
+
+
+def _truncated_zip(path: Path) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", b"x" * 4096)
+    path.write_bytes(path.read_bytes()[:1000])
+    return path
+
+
+def _text(path: Path) -> Path:
+    path.write_text("this is no model\n")
+    return path
+
+
+def _empty(path: Path) -> Path:
+    path.touch()
+    return path
+
+
+@pytest.mark.parametrize("make", [lambda path: path, _empty, _text, _truncated_zip, _state_dict])
+def test_an_unreadable_source_is_usage(make, tmp_path: Path, capsys) -> None:
+    assert run(make(tmp_path / "model.pt")) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert all(part in said for part in ("where", "got", "need", "do"))
+    assert not list(tmp_path.glob("*.onnx"))
+
+
+def test_an_output_whose_parent_is_a_file_is_usage(attention: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert run(attention, "-o", tmp_path / "file" / "out.onnx") == 2
+
+
+def test_an_output_over_the_source_is_usage(attention: Path) -> None:
+    before = attention.read_bytes()
+    assert run(attention, "-o", attention) == 2
+    assert attention.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--input", "x:float99:2"],
+        ["--input", "x"],
+        ["--dtype", "int8"],
+        ["--no-such-flag"],
+        ["--opset", "eighteen"],
+        [],
+    ],
+)
+def test_a_wrong_flag_is_usage(attention: Path, arguments: list[str]) -> None:
+    assert run(*([attention, *arguments] if arguments else [])) == 2
+
+
+def test_an_error_of_our_own_asks_for_a_report(attention: Path, monkeypatch, capsys) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise AssertionError("seeded")
+
+    monkeypatch.setattr("flash_export.pipeline.find", broken)
+    assert run(attention) == 70
+    assert "please report" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_no_crash(attention: Path, tmp_path: Path, monkeypatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flash_export.pipeline.rewrite", interrupted)
+    assert run(attention) == 130
+    assert not (tmp_path / "in.flash.onnx").exists()
+
+
+def test_help_teaches_by_example(capsys) -> None:
+    assert run("--help") == 0
+    said = capsys.readouterr().out
+    for flag in ("--model", "--input", "--require-all", "--trust-pickle", "--values", "--no-fallback"):
+        assert flag in said
+    assert "flash-export model.pt2" in said
