@@ -8,18 +8,18 @@ model is judged. The float32 run also shows what stands at the boundary of each 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
-from flash_export import accept
+from flash_export import accept, nudge
 from flash_export.accept import Noise, Verdict
 from flash_export.boundary import Boundary
 from flash_export.check_site import Seen
 from flash_export.errors import UsageError
-from flash_export.runtime import CannotRun, open_float64, open_session
+from flash_export.runtime import AnySession, CannotRun, open_float64, open_session
 from flash_export.trials import Trial
 from flash_export.twin import NoTwin
 
@@ -72,28 +72,27 @@ def run_unfused(plain: ir.Model, trials: Sequence[Trial], boundaries: Sequence[B
     Raises:
         UsageError: no trial runs.
     """
-    expected = Expected()
-    wide = _run_float64(plain, trials, folder)
-    probe = open_session(_with_probes(plain, boundaries), folder)
-    names = [v.name or "" for v in plain.graph.outputs]
+    nudged = nudge.add_nudge(plain)
+    wide = _open_float64(nudged, folder)
     probes = _probe_names(plain, boundaries)
-    noises = []
-    refusal = ""
+    base = open_session(_with_probes(nudged, probes), folder)
+    names = [v.name or "" for v in plain.graph.outputs]
+    numbers = nudge.numbers(plain)
+    expected = Expected()
+    noises, refusal = [], ""
     for trial in trials:
+        feeds = nudge.feeds(trial.feeds, numbers, 0)
         try:
-            found = probe.run(trial.feeds, names + probes)
+            found = base.run(feeds, names + probes)
+            reference = found[: len(names)] if wide is None else wide.run(feeds)
         except CannotRun as error:
             refusal = str(error)
             continue
-        base = found[: len(names)]
-        reference = wide.get(trial.name, base)
-        noises.append([Noise.between(b, r) for b, r in zip(base, reference, strict=True)])
-        if trial.only_noise:
-            continue
         expected.trials.append(trial)
         expected.outputs[trial.name] = reference
-        shown = dict(zip(names + probes, found, strict=True)) | trial.feeds
-        expected.seen[trial.name] = _seen(boundaries, shown)
+        expected.seen[trial.name] = _seen(boundaries, dict(zip(names + probes, found, strict=True)) | trial.feeds)
+        if wide is not None:
+            noises.append(_noise(base, wide, trial, names, numbers, found[: len(names)], reference))
     if not expected.trials:
         raise UsageError(
             "the unfused model runs on none of the inputs that were drawn for the check",
@@ -102,7 +101,7 @@ def run_unfused(plain: ir.Model, trials: Sequence[Trial], boundaries: Sequence[B
             need="inputs that go together",
             do="give them with --values FILE.npz, or leave the check out with --no-check",
         )
-    if any(trial.name not in wide for trial in expected.trials):
+    if wide is None:
         expected.reference = "float32"
         expected.noise = [Noise(accept.UNKNOWN_NOISE, accept.UNKNOWN_NOISE)] * len(names)
     else:
@@ -110,22 +109,33 @@ def run_unfused(plain: ir.Model, trials: Sequence[Trial], boundaries: Sequence[B
     return expected
 
 
-def _run_float64(plain: ir.Model, trials: Sequence[Trial], folder: Path) -> dict[str, list[np.ndarray]]:
-    """Outputs of the float64 twin by trial, as far as they can be had."""
+def _noise(
+    base: AnySession,
+    wide: AnySession,
+    trial: Trial,
+    names: Sequence[str],
+    numbers: Collection[str],
+    found: Sequence[np.ndarray],
+    reference: Sequence[np.ndarray],
+) -> list[Noise]:
+    """The rounding of each output, measured more than once where an output is small."""
+    measured = [[Noise.between(b, r) for b, r in zip(found, reference, strict=True)]]
+    for k in range(1, accept.roundings(min(x.size for x in reference))):
+        feeds = nudge.feeds(trial.feeds, numbers, k)
+        pairs = zip(base.run(feeds, names), wide.run(feeds), strict=True)
+        measured.append([Noise.between(b, r) for b, r in pairs])
+    return [Noise.pooled(column) for column in zip(*measured, strict=True)]
+
+
+def _open_float64(plain: ir.Model, folder: Path) -> AnySession | None:
+    """The float64 twin; None where it cannot be had or would be too large."""
     weights = sum(2 * v.const_value.nbytes for v in plain.graph.initializers.values() if v.const_value is not None)
     if weights > FLOAT64_LIMIT_BYTES:
-        return {}
+        return None
     try:
-        session = open_float64(plain, folder)
+        return open_float64(plain, folder)
     except NoTwin:
-        return {}
-    outputs = {}
-    for trial in trials:
-        try:
-            outputs[trial.name] = session.run(trial.feeds)
-        except CannotRun:
-            continue
-    return outputs
+        return None
 
 
 def _captured(boundaries: Sequence[Boundary]) -> list[str]:
@@ -145,11 +155,11 @@ def _probe_names(plain: ir.Model, boundaries: Sequence[Boundary]) -> list[str]:
     ]
 
 
-def _with_probes(plain: ir.Model, boundaries: Sequence[Boundary]) -> ir.Model:
+def _with_probes(plain: ir.Model, probes: Sequence[str]) -> ir.Model:
     """A copy with the boundary as extra outputs. Of drawn values only the shape leaves, so memory stays small."""
     probed = plain.clone()
     values = ir.convenience.create_value_mapping(probed.graph, include_subgraphs=False)
-    for name in _probe_names(plain, boundaries):
+    for name in probes:
         if name.startswith(_SHAPE_OF):
             shape = ir.node("Shape", [values[name.removeprefix(_SHAPE_OF)]])
             shape.outputs[0].name = name

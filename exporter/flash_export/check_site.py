@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from flash_export import accept
+from flash_export import accept, nudge
 from flash_export.accept import Noise, Verdict
 from flash_export.boundary import Boundary, ScoreMeter, read_boundary
 from flash_export.cut import CannotCut, cut
@@ -30,10 +30,8 @@ SPREAD_RANGE = (2.0, 4.0)
 
 _STRETCHES = 4
 
-_ROUNDINGS = 4
-"""How often the base's rounding is measured on one trial. A maximum over few numbers scatters; the same numbers times
-1 + k/128 round anew and are conditioned alike. With one measurement 1 of 200 right sites was refused, with four none
-of 2,000."""
+_LEAST_ROUNDINGS = 4
+"""How often the rounding of one trial is measured at least. With one measurement 1 of 200 right sites was refused."""
 
 Seen = Mapping[str, "np.ndarray | tuple[int, ...]"]
 """What one run of the whole model showed of the boundary: an array where its content counts, else its shape."""
@@ -140,12 +138,14 @@ def _run(
 
 
 def _noise(base: AnySession, wide: AnySession, boundary: Boundary, feeds: Mapping[str, np.ndarray]) -> Noise:
-    noises = []
-    for k in range(_ROUNDINGS):
-        by = np.float32(1 + k / 128)
+    noises: list[Noise] = []
+    while True:
+        by = nudge.factor(len(noises))
         nearby = {name: array * by if name in boundary.drawn else array for name, array in feeds.items()}
-        noises.append(Noise.between(base.run(nearby)[0], wide.run(nearby)[0]))
-    return Noise.pooled(noises)
+        reference = wide.run(nearby)[0]
+        noises.append(Noise.between(base.run(nearby)[0], reference))
+        if len(noises) >= max(_LEAST_ROUNDINGS, accept.roundings(reference.size)):
+            return Noise.pooled(noises)
 
 
 def _draw(boundary: Boundary, values: Seen, seed: int) -> dict[str, np.ndarray]:

@@ -39,6 +39,7 @@ class Session:
         """Loads ``model``; weights that are in no file yet pass through ``folder``."""
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # up to three sessions take turns
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         try:
             with tempfile.TemporaryDirectory(dir=folder) as name:

@@ -17,19 +17,14 @@ from flash_export.input_roles import fed_inputs
 
 STATIC_TRIALS = 3
 """Seeds tried on a model without dynamic dims."""
-NOISE_TRIALS = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Trial:
-    """One set of inputs. ``name`` says where they come from: ``values``, ``example``, or sizes and seed.
-
-    With ``only_noise`` it serves to measure the unfused model's rounding: a maximum over few numbers scatters.
-    """
+    """One set of inputs. ``name`` says where they come from: ``values``, ``example``, or sizes and seed."""
 
     name: str
     feeds: dict[str, np.ndarray]
-    only_noise: bool = False
 
 
 def plan_trials(
