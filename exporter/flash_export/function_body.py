@@ -163,36 +163,37 @@ class _Body:
         """The function's outputs, in the operator's order."""
         build = self.build
         query, key, value = self._heads_first()
-        seqlen_q, seqlen_kv = build.dim("seqlen_q", query, 2), build.dim("seqlen_kv", key, 2)
-        lengths, bias = self._lengths(seqlen_kv), self._bias()
+        lengths, bias = self._lengths(key), self._bias()
         if lengths is not None:
-            value = self._without_keys_past(lengths, seqlen_kv, value)
+            value = self._without_keys_past(lengths, value)
         if self.features.grouped:
             key, value = self.layout.repeated_heads(key), self.layout.repeated_heads(value)
         scores = self._scores(query, key)
         if bias is not None:
             scores = build.op("Add", "biased", scores, bias)
-        visible = self._visible(seqlen_q, seqlen_kv, lengths, bias)
+        visible = self._visible(query, key, lengths, bias)
         if visible is not None:
             scores = build.op("Where", "masked", visible, scores, build.number("minus_infinity", float("-inf")))
         if self.operator == FLASH_ATTENTION_EX:
             output, lse = self._softmax_with_lse(scores, value)
-            return [self._as_given(output, seqlen_q), lse]
-        return [self._as_given(self._softmax(scores, visible, value), seqlen_q)]
+            return [self._as_given(output, query), lse]
+        return [self._as_given(self._softmax(scores, visible, value), query)]
 
     def _heads_first(self) -> tuple[ir.Value, ir.Value, ir.Value]:
         if self.operator == FLASH_ATTENTION_PACKED:
             return self.layout.packed(self.first)
-        q_heads, kv_heads = (self.build.int_attribute(f"{x}_num_heads") for x in ("q", "kv"))
+        q_heads = kv_heads = self.build.int_attribute("q_num_heads")
+        if self.features.grouped:
+            kv_heads = self.build.int_attribute("kv_num_heads")
         return (
             self.layout.heads_first(self.inputs["query"], q_heads),
             self.layout.heads_first(self.inputs["key"], kv_heads),
             self.layout.heads_first(self.inputs["value"], kv_heads),
         )
 
-    def _as_given(self, output: ir.Value, seqlen_q: ir.Value) -> ir.Value:
+    def _as_given(self, output: ir.Value, query: ir.Value) -> ir.Value:
         """``[B, Hq, Sq, Dv]`` in the nodes' layout and the query's dtype."""
-        output = self.layout.in_layout(output, seqlen_q)
+        output = self.layout.in_layout(output, query)
         if self.build.opset >= CAST_LIKE_SINCE:
             return self.build.op("CastLike", "output", output, self.first)
         return self.build.op("Cast", "output", output, to=int(next(iter(self.features.dtypes))))
@@ -223,11 +224,12 @@ class _Body:
             return value
         return self.build.op("Where", f"{value.name}_or_neutral", self.build.flag(flag), value, neutral)
 
-    def _lengths(self, seqlen_kv: ir.Value) -> ir.Value | None:
+    def _lengths(self, key: ir.Value) -> ir.Value | None:
         """kv_lengths clamped to 0…Skv, ``[B or 1, 1, 1, 1]``; None when no node has them."""
         build, features = self.build, self.features
         if features.kv_lengths == "never":
             return None
+        seqlen_kv = build.dim("seqlen_kv", key, 2)
         given = build.op("Cast", "kv_lengths_int64", self.inputs["kv_lengths"], to=int(ir.DataType.INT64))
         given = self._where_used("has_kv_lengths", features.kv_lengths, given, seqlen_kv)
         zero = build.ints("zero", 0)
@@ -235,23 +237,24 @@ class _Body:
         given = build.op("Where", "lengths", build.op("Less", "short", given, seqlen_kv), given, seqlen_kv)
         return build.reshape("lengths_of_batch", given, [-1, 1, 1, 1])
 
-    def _without_keys_past(self, lengths: ir.Value, seqlen_kv: ir.Value, value: ir.Value) -> ir.Value:
+    def _without_keys_past(self, lengths: ir.Value, value: ir.Value) -> ir.Value:
         """Zero from the length on: a masked probability of 0 times what stands there could still be NaN."""
         build = self.build
-        rows = build.reshape("key_rows", build.count("key_row", seqlen_kv), [-1, 1])
+        rows = build.reshape("value_rows", build.count("value_row", build.dim("values", value, 2)), [-1, 1])
         kept = build.op("Less", "value_kept", rows, lengths)
         return build.op("Where", "value_within_length", kept, value, build.number("no_value", 0.0))
 
     def _visible(
-        self, seqlen_q: ir.Value, seqlen_kv: ir.Value, lengths: ir.Value | None, bias: ir.Value | None
+        self, query: ir.Value, key: ir.Value, lengths: ir.Value | None, bias: ir.Value | None
     ) -> ir.Value | None:
         """Which keys count, broadcastable to the scores; None: all of them."""
         build, features = self.build, self.features
         terms = []
         if features.causal or features.windows or lengths is not None:
+            seqlen_kv = build.dim("seqlen_kv", key, 2)
             keys = build.count("key_position", seqlen_kv)
             if features.causal or features.windows:
-                terms += self._geometry(keys, seqlen_q, seqlen_kv if lengths is None else lengths)
+                terms += self._geometry(keys, query, seqlen_kv if lengths is None else lengths)
             if lengths is not None:
                 terms.append(build.op("Less", "within_length", keys, lengths))
         if bias is not None:
@@ -264,9 +267,10 @@ class _Body:
             visible = build.op("And", "visible", visible, term)
         return visible
 
-    def _geometry(self, keys: ir.Value, seqlen_q: ir.Value, length: ir.Value) -> list[ir.Value]:
+    def _geometry(self, keys: ir.Value, query: ir.Value, length: ir.Value) -> list[ir.Value]:
         """What causal and windows show: the key's distance from the query's diagonal within [-left, right]."""
         build, features = self.build, self.features
+        seqlen_q = build.dim("seqlen_q", query, 2)
         rows = build.reshape("query_rows", build.count("query_row", seqlen_q), [-1, 1])
         if features.bottom_right:
             shift = build.op("Sub", "length_minus_seqlen_q", length, seqlen_q)

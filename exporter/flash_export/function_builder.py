@@ -19,7 +19,7 @@ CONSTANT_TAKES_NUMBERS = 12
 
 
 class FunctionBuilder:
-    """Appends nodes to ``nodes``, each value named after what it is.
+    """Appends nodes to ``nodes``, each value named after what it is. Constants and shapes are written once.
 
     Args:
         opset: of the default domain; 11 or newer.
@@ -32,6 +32,9 @@ class FunctionBuilder:
         self.nodes: list[ir.Node] = []
         self._fixed = fixed
         self._attributes: dict[str, ir.Value] = {}
+        self._literals: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+        self._shapes: dict[ir.Value, ir.Value] = {}
+        self._one_dimensional: dict[ir.Value, ir.Value] = {}
         self._names: dict[str, int] = {}
 
     def op(self, op_type: str, name: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
@@ -62,9 +65,15 @@ class FunctionBuilder:
         """The calling node's 0-or-1 attribute as a 0-d bool tensor."""
         return self.op("Cast", f"{name}_on", self.int_attribute(name), to=int(ir.DataType.BOOL))
 
-    def dim(self, name: str, x: ir.Value, axis: int) -> ir.Value:
-        """The size of one axis, 0-d int64."""
-        return self.op("Gather", name, self.op("Shape", f"shape_of_{x.name}", x), self.ints("axis", axis), axis=0)
+    def dim(self, name: str, x: ir.Value, axis: int | list[int]) -> ir.Value:
+        """The size of one axis, int64: 0-d, or 1-d when the axis is given as a list."""
+        return self.op("Gather", name, self.shape_of(x), self.ints("axis", axis), axis=0)
+
+    def shape_of(self, x: ir.Value) -> ir.Value:
+        """All sizes, 1-d int64."""
+        if x not in self._shapes:
+            self._shapes[x] = self.op("Shape", f"shape_of_{x.name}", x)
+        return self._shapes[x]
 
     def count(self, name: str, end: ir.Value) -> ir.Value:
         """0, 1 … end - 1 as 1-d int64."""
@@ -74,12 +83,14 @@ class FunctionBuilder:
         """To a fixed shape; 0 copies the axis of the input, -1 takes what is left."""
         return self.op("Reshape", name, x, self.ints("shape", shape))
 
-    def shape(self, name: str, dims: Sequence[int | ir.Value]) -> ir.Value:
-        """A 1-d shape from numbers and 0-d sizes."""
-        parts = [
-            self.ints("dim", [d]) if isinstance(d, int) else self.op("Reshape", "dim", d, self.ints("one_dim", [1]))
-            for d in dims
-        ]
+    def one(self, size: ir.Value) -> ir.Value:
+        """A 0-d number as 1-d, for ``concat``."""
+        if size not in self._one_dimensional:
+            self._one_dimensional[size] = self.reshape(f"{size.name}_1d", size, [1])
+        return self._one_dimensional[size]
+
+    def concat(self, name: str, *parts: ir.Value) -> ir.Value:
+        """1-d tensors in a row."""
         return self.op("Concat", name, *parts, axis=0)
 
     def reduce_last(self, op_type: str, name: str, x: ir.Value) -> ir.Value:
@@ -99,7 +110,11 @@ class FunctionBuilder:
         return self._attributes[name]
 
     def _literal(self, name: str, array: np.ndarray) -> ir.Value:
-        return self._append("Constant", name, (), [ir.AttrTensor("value", ir.tensor(array))])
+        """The constant, the same one when its number was asked for before."""
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._literals:
+            self._literals[key] = self._append("Constant", name, (), [ir.AttrTensor("value", ir.tensor(array))])
+        return self._literals[key]
 
     def _append(self, op_type: str, name: str, inputs: Sequence[ir.Value], attributes: list[ir.Attr]) -> ir.Value:
         number = self._names[name] = self._names.get(name, -1) + 1

@@ -86,6 +86,8 @@ def load() -> ctypes.CDLL:
     library.flashAttentionWorkspace.restype = ctypes.c_size_t
     library.flashAttentionLaunch.argtypes = [arguments, ctypes.c_void_p, ctypes.c_void_p]
     library.flashAttentionLaunch.restype = ctypes.c_int32
+    library.flashEmulationError.argtypes = []
+    library.flashEmulationError.restype = ctypes.c_char_p
     return library
 
 
@@ -108,11 +110,17 @@ class Problem:
         self._inputs = node_inputs(case, tensors)
         self.arguments = self._arguments(tensors)
 
-    def launch(self) -> int:
-        """Runs the kernels; 0 or a cudaError_t."""
+    def launch(self) -> None:
+        """Runs the kernels.
+
+        Raises:
+            RuntimeError: they report a cudaError_t; with what the emulation found and the seed that repeats it.
+        """
         library, reference = load(), ctypes.byref(self.arguments)
         workspace = np.empty(library.flashAttentionWorkspace(reference), np.uint8)
-        return int(library.flashAttentionLaunch(reference, workspace.ctypes.data if workspace.size else None, None))
+        address = workspace.ctypes.data if workspace.size else None
+        if status := library.flashAttentionLaunch(reference, address, None):
+            raise RuntimeError(f"cudaError {status}: {library.flashEmulationError().decode()}")
 
     def _arguments(self, tensors: Tensors) -> FlashAttentionArgs:
         case = self.case

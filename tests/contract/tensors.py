@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import zlib
 
 import ml_dtypes
@@ -35,8 +36,9 @@ def seed_of(case: Case) -> int:
     return zlib.crc32(case.name.encode())
 
 
+@functools.cache
 def make(case: Case) -> Tensors:
-    """The case's tensors."""
+    """The case's tensors; read-only, since every test shares them."""
     rng = np.random.default_rng(seed_of(case))
     dtype = DTYPES[case.dtype]
     strength = case.score_std / (abs(case.softmax_scale) * case.head_dim**0.5) if case.softmax_scale else 1.0
@@ -51,7 +53,11 @@ def make(case: Case) -> Tensors:
     if case.sinks:
         sinks = rng.standard_normal(case.heads_q if case.sinks == 2 else 1).astype(np.float32) * np.float32(3)
     bias = None if case.bias_shape is None else _bias(case, case.bias_shape, rng)
-    return Tensors(query.astype(dtype), key.astype(dtype), value.astype(dtype), bias, lengths, sinks)
+    arrays = (query.astype(dtype), key.astype(dtype), value.astype(dtype), bias, lengths, sinks)
+    for array in arrays:
+        if array is not None:
+            array.setflags(write=False)
+    return Tensors(*arrays)
 
 
 def _bias(case: Case, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray:
@@ -81,8 +87,10 @@ def formula_arguments(case: Case, tensors: Tensors) -> dict[str, object]:
     }
 
 
-def expected(case: Case, tensors: Tensors) -> tuple[NDArray, NDArray, NDArray]:
+@functools.cache
+def expected(case: Case) -> tuple[NDArray, NDArray, NDArray]:
     """The reference's output and lse, and the base of the tolerance rule."""
+    tensors = make(case)
     arguments = formula_arguments(case, tensors)
     output, lse = reference.attention(tensors.query, tensors.key, tensors.value, **arguments)  # type: ignore[arg-type]
     base = tolerance.unfused(tensors.query, tensors.key, tensors.value, **arguments)  # type: ignore[arg-type]

@@ -26,28 +26,26 @@ OPSETS = (11, 12, 13, 14, 15, 17, 18, 21, 23)
 BY_NAME = {case.name: case for case in CASES}
 
 
-def differences(case: Case, given: tensors.Tensors, arrays: list) -> list[str]:
+def differences(case: Case, arrays: list) -> list[str]:
     """Why the outputs of the case's node are not accepted."""
     output, lse = results(case, arrays)
-    reference, reference_lse, base = tensors.expected(case, given)
+    reference, reference_lse, base = tensors.expected(case)
     reasons = why_rejected(output, reference, base, softcap=case.softcap)
     return reasons if lse is None else reasons + why_lse_rejected(lse, reference_lse)
 
 
 def failures_in_one_file(cases: list[Case], opset: int) -> dict[str, list[str]]:
     """Runs the cases as nodes of one model, so that they share a body; what is wrong with which."""
-    nodes, values, made = [], {}, []
+    nodes, values = [], {}
     for i, case in enumerate(cases):
-        given = tensors.make(case)
-        arrays = tensors.node_inputs(case, given)
+        arrays = tensors.node_inputs(case, tensors.make(case))
         nodes.append(node_of(case, inputs_of(case, arrays, f"n{i}_"), f"n{i}_"))
         values |= feeds(case, arrays, f"n{i}_")
-        made.append((case, given))
     outputs = run_in_onnxruntime(model_of(nodes, opset), values)
     failures = {}
-    for case, given in made:
+    for case in cases:
         count = len(OPERATORS[case.operator].outputs)
-        if reasons := differences(case, given, outputs[:count]):
+        if reasons := differences(case, outputs[:count]):
             failures[case.name] = reasons
         outputs = outputs[count:]
     return failures
