@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The README's memory table is measured, the plugin's scratch is linear in the length, and only the table changes."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import onnx
+import pytest
+from contract.reference import attention
+from onnx.reference import ReferenceEvaluator
+
+ROWS = 4
+
+
+@pytest.fixture(scope="module")
+def memory_table(repo_root: Path) -> ModuleType:
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("memory_table", repo_root / "scripts" / "memory_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["memory_table"] = module
+    spec.loader.exec_module(module)
+    assert len(module.ROWS) == ROWS
+    return module
+
+
+def test_the_plugins_scratch_is_linear_in_the_length(memory_table: ModuleType) -> None:
+    row_bytes = memory_table.HEADS * memory_table.HEAD_DIM * 4
+    for row in memory_table.measure((255, 1020)):
+        assert row.fused[1020] <= 4 * row_bytes * 1020, row.title
+        assert row.fused[1020] <= 4 * row.fused[255] + 4096, row.title
+
+
+def test_a_row_that_tensorrt_does_not_fuse_holds_the_scores(memory_table: ModuleType) -> None:
+    (row,) = memory_table.measure((777,), [r for r in memory_table.ROWS if r.title == "causal, fp32"])
+    assert row.unfused[777] >= memory_table.HEADS * 777 * 777 * 4
+
+
+@pytest.mark.parametrize("index", range(ROWS))
+def test_both_graphs_of_a_row_stand_for_the_same_attention(memory_table: ModuleType, index: int) -> None:
+    row, length = memory_table.ROWS[index], 37
+    rng = np.random.default_rng(index)
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(row.dtype)
+    shape = (memory_table.BATCH, memory_table.HEADS, length, memory_table.HEAD_DIM)
+    inputs = {name: rng.standard_normal(shape).astype(dtype) for name in ("query", "key", "value")}
+    outputs = ReferenceEvaluator(memory_table.model_of(row, row.unfused, length)).run(None, inputs)
+
+    (node,) = memory_table.model_of(row, row.fused, length).graph.node
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    wide = [array.astype(np.float64) for array in inputs.values()]
+    output, lse = attention(*wide, scale=attributes["scale"], causal=attributes["causal"])
+    rounding = 4 * float(np.finfo(dtype).eps)
+    np.testing.assert_allclose(outputs[0].astype(np.float64), output, atol=rounding * np.abs(output).max())
+    if row.lse:
+        np.testing.assert_allclose(outputs[1].astype(np.float64), lse, atol=rounding * np.abs(lse).max())
+
+
+def test_only_the_text_between_the_markers_changes(memory_table: ModuleType, tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{memory_table.BEGIN}\nold\n{memory_table.END}\nafter\n", encoding="utf-8")
+    memory_table.rewrite(readme, "new")
+    assert readme.read_text(encoding="utf-8") == f"before\n{memory_table.BEGIN}\nnew\n{memory_table.END}\nafter\n"
+
+
+def test_a_readme_without_markers_is_refused(memory_table: ModuleType, tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("nothing here", encoding="utf-8")
+    with pytest.raises(SystemExit, match="lacks the markers"):
+        memory_table.rewrite(readme, "new")
+    assert readme.read_text(encoding="utf-8") == "nothing here"
+
+
+def test_the_readme_holds_every_row(memory_table: ModuleType, repo_root: Path) -> None:
+    text = (repo_root / "README.md").read_text(encoding="utf-8")
+    table = text.partition(memory_table.BEGIN)[2].partition(memory_table.END)[0]
+    for row in memory_table.ROWS:
+        assert f"| {row.title} |" in table
+
+
+def test_sizes_are_spelled_in_mib(memory_table: ModuleType) -> None:
+    spelled = [memory_table.spell(size) for size in (0, 5000, 2**20, 5 * 2**19, 12928 * 2**20)]
+    assert spelled == ["0", "under 0.1", "1", "2.5", "12,928"]
