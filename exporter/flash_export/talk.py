@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 from rich.markup import escape
+from rich.status import Status
 
 
 _FILE_WIDTH = 160
@@ -29,7 +30,7 @@ class Talk:
         self._out = Console(highlight=False)
         if not self._out.is_terminal:
             self._out.width = _FILE_WIDTH
-        self._status = None
+        self._status: Status | None = None
         self._step = ""
 
     @contextlib.contextmanager
@@ -40,7 +41,7 @@ class Talk:
         live = self._err.status(self._step) if self._err.is_terminal and not self.quiet else contextlib.nullcontext()
         with live as self._status:
             yield
-        self._status = None
+        self._status: Status | None = None
         self.seconds[name] = round(time.monotonic() - start, 3)
         self.say(f"{self._step}  [dim]{self.seconds[name]:.1f} s[/dim]")
 
