@@ -5,7 +5,7 @@
 2. Every tensor's declared size is the size of its data. Sizes are checked before anything is allocated.
 3. External data is a plain file inside the model's folder: no ``..``, no absolute path, no symbolic link on the way,
    no second hard link, and offset and length inside the file. onnx alone accepts a length that is too short or long.
-4. onnx's checker accepts it.
+4. onnx_ir reads it and onnx's checker accepts it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path, PureWindowsPath
 import google.protobuf.message  # type: ignore[import-untyped]
 import onnx
 import onnx.checker
+import onnx_ir as ir
 
 from flash_export.errors import UnsafeInput, UsageError
 
@@ -58,6 +59,11 @@ def verify(path: Path, limits: Limits = LIMITS) -> None:
             raise _unsafe(path, f"more than {limits.nodes} nodes", f"at most {limits.nodes}")
     for tensor in _tensors(model):
         _verify_tensor(tensor, path, limits)
+    try:
+        ir.serde.deserialize_model(model)
+    except Exception as error:  # onnx_ir raises whatever a malformed field makes it raise
+        got = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        raise _broken(path, got, "a model that onnx_ir reads") from None
     try:
         onnx.checker.check_model(os.fspath(path))
     except (onnx.checker.ValidationError, ValueError, OSError) as error:
@@ -135,9 +141,13 @@ _BITS = {
 
 def _verify_external(tensor: onnx.TensorProto, path: Path, where: str, expected: int | None) -> None:
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    if len(entries) != len(tensor.external_data) or entries.keys() - EXTERNAL_KEYS:
+    # protobuf gives bytes for a string that is no UTF-8.
+    is_text = all(isinstance(value, str) for value in entries.values())
+    if len(entries) != len(tensor.external_data) or entries.keys() - EXTERNAL_KEYS or not is_text:
         keys = [entry.key for entry in tensor.external_data]
-        raise _unsafe(where, f"external data with keys {keys}", f"each of {sorted(EXTERNAL_KEYS)} at most once")
+        raise _unsafe(
+            where, f"external data with keys {keys}", f"text under {sorted(EXTERNAL_KEYS)}, each at most once"
+        )
     file = _inside(entries.get("location", ""), path, where)
     offset, length = (_number(entries.get(key), key, where) for key in ("offset", "length"))
     try:

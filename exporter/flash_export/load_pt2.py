@@ -27,6 +27,7 @@ import torch
 
 from flash_export import pt2_rules
 from flash_export.errors import UnsafeInput, UnsupportedModel, UsageError, UserError
+from flash_export.load_torch import named_in_pickle
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -140,8 +141,7 @@ def _check_pickle(reader: Any, name: str, path: Path) -> None:
     try:
         torch.load(io.BytesIO(reader.get_record(name)), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        reason = [line.strip() for line in str(error).splitlines() if "GLOBAL" in line or "Unsupported" in line]
-        raise _unsafe(path, name, f"a pickle with more than tensors and plain containers: {reason[:1]}") from None
+        raise _unsafe(path, name, named_in_pickle(error)) from None
     except Exception as error:
         # Whatever makes the weights-only load fail would make PyTorch fall back to full unpickling.
         raise _unsafe(path, name, f"a pickle that a weights-only load rejects ({type(error).__name__})") from None
@@ -161,7 +161,7 @@ def _check_payloads(reader: Any, documents: dict[str, Any], path: Path) -> None:
 
 
 def _import_output_classes() -> None:
-    """PyTorch knows transformers' output classes once they are imported; without transformers it says that it does not."""
+    """PyTorch knows transformers' output classes once they are imported; else it says that it does not."""
     with contextlib.suppress(ImportError):
         importlib.import_module("transformers.modeling_outputs")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pickle
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -229,12 +230,17 @@ def _can_mmap(path: Path) -> bool:
         return file.read(2) == b"PK"
 
 
-def _unsafe_pickle(path: Path, error: pickle.UnpicklingError) -> UnsafeInput | UsageError:
-    named = [line.strip() for line in str(error).splitlines() if "GLOBAL" in line or "Unsupported" in line]
+def named_in_pickle(error: pickle.UnpicklingError) -> str:
+    """What PyTorch's weights-only unpickler stopped at, in a few words."""
+    found = re.search(r"GLOBAL (\S+)", str(error))
+    return f"a pickle that names {found[1][:200]}" if found else "a pickle with more than tensors and plain containers"
+
+
+def _unsafe_pickle(path: Path, error: pickle.UnpicklingError) -> UnsafeInput:
     return UnsafeInput(
         "the file is a pickle that names code",
         where=str(path),
-        got=named[0][:300] if named else "a pickle with more than tensors and plain containers",
+        got=named_in_pickle(error),
         need="tensors and plain containers only; anything else in a pickle can run code on loading",
         do="save model.state_dict() and give --model, save with torch.export.save, or, if you made this file yourself, "
         "--trust-pickle",

@@ -4,7 +4,8 @@
 PyTorch turns these strings into Python objects and Python source, so each is a way in (seen on torch 2.13):
 
 - ``expr_str`` goes through ``sympy.sympify``, which evaluates it;
-- ``target`` and ``as_operator`` are looked up below the ``torch`` module, ``torch.os.system`` included, and called;
+- ``target`` and ``as_operator`` are looked up below the ``torch`` module, ``torch.os.system`` included, and only a
+  verifier that the file itself names stands between them and a call;
 - ``guards_code`` is compiled into a function; names of nodes, arguments and weights are pasted into generated source;
 - ``in_spec`` and ``out_spec`` name classes, and for a defaultdict any function of any module.
 
@@ -30,6 +31,7 @@ MAX_DEPTH = 64
 _IDENTIFIER = re.compile(r"([A-Za-z_]\w*)?", re.ASCII)
 _DOTTED = re.compile(r"[\w.]{0,1024}", re.ASCII)
 _VERSION = re.compile(r"[\w.+<>= -]{0,64}", re.ASCII)
+_NUMBER = re.compile(r"-?Infinity|NaN")
 _DEVICE = re.compile(r"[a-z]{1,16}", re.ASCII)
 _PAYLOAD = re.compile(r"(weight|tensor)_\d{1,9}", re.ASCII)
 _ATEN = re.compile(r"torch\.ops\.(aten|prims|quantized_decomposed|torchvision)\.([A-Za-z_]\w*)(\.\w+)?", re.ASCII)
@@ -76,7 +78,10 @@ _GUARD_NODES = (
     ast.Sub,
     ast.Mult,
     ast.FloorDiv,
+    ast.Div,
     ast.Mod,
+    ast.Pow,
+    ast.IfExp,
     ast.Compare,
     ast.cmpop,
     ast.Subscript,
@@ -86,7 +91,7 @@ _GUARD_NODES = (
     ast.Attribute,
     ast.Call,
 )
-_GUARD_METHODS = frozenset({"size", "stride", "storage_offset", "dim", "shape"})
+_GUARD_METHODS = frozenset({"size", "stride", "storage_offset", "dim", "shape", "floor", "ceil", "trunc", "sqrt"})
 
 
 class Forbidden(ValueError):
@@ -212,7 +217,7 @@ def check_guard(text: str) -> None:
     for node in ast.walk(_parse(text)):
         allowed = isinstance(node, _GUARD_NODES)
         if isinstance(node, ast.Name):
-            allowed = node.id in ("L", "Eq", "Ne", "Mod", "FloorDiv", "PythonMod", "Max", "Min")
+            allowed = node.id in ("L", "math", "max", "min", "abs", "int", "float", "bool") or _is_symbol(node.id)
         elif isinstance(node, ast.Attribute):
             allowed = node.attr in _GUARD_METHODS
         elif isinstance(node, ast.Constant):
@@ -283,6 +288,7 @@ RULES: dict[str, Callable[[str], None]] = {
     ),
     "torch_version": _pattern(_VERSION, "a version"),
     "type": _pattern(_DEVICE, "a device"),
+    **dict.fromkeys(("as_float", "as_floats"), _pattern(_NUMBER, "a number")),
     "path_name": _pattern(_PAYLOAD, "the name of a weight's file"),
     "target": check_operator,
     "as_operator": check_operator,
