@@ -10,7 +10,7 @@ if(FLASH_EXPORT_NVCC_FROM_PYPI OR (NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{C
     find_program(FLASH_EXPORT_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
   endif()
   if(NOT FLASH_EXPORT_NVCC)
-    message(STATUS "No nvcc on this machine: fetching NVIDIA's from PyPI")
+    message(STATUS "Fetching nvcc from PyPI")
     set(toolkit ${CMAKE_BINARY_DIR}/cuda_toolkit)
     fetch_wheels(${PROJECT_SOURCE_DIR}/cmake/cuda_toolkit.txt nvidia/cu13 ${toolkit})
     if(FETCH_ERROR)

@@ -120,7 +120,7 @@ int32_t AttentionPlugin::configurePlugin(DynamicPluginTensorDesc const* in, int3
     checkArity(mNode, nbInputs, nbOutputs);
     // The smallest and largest shapes are bounds that need not agree with each other; the optimal ones are
     // shapes.
-    readProblem(mNode, inputsAt(in, nbInputs, &DynamicPluginTensorDesc::opt).data());
+    checkSupported(mNode, readProblem(mNode, inputsAt(in, nbInputs, &DynamicPluginTensorDesc::opt).data()));
     return 0;
   });
 }
@@ -142,7 +142,9 @@ int32_t AttentionPlugin::onShapeChange(PluginTensorDesc const* in, int32_t nbInp
                                        PluginTensorDesc const* out, int32_t nbOutputs) noexcept {
   return guarded("onShapeChange", kFailed, [&] {
     checkArity(mNode, nbInputs, nbOutputs);
-    checkOutputs(mNode, readProblem(mNode, in), out);
+    FlashAttentionArgs const args = readProblem(mNode, in);
+    checkSupported(mNode, args);
+    checkOutputs(mNode, args, out);
     return 0;
   });
 }
@@ -162,8 +164,9 @@ int32_t AttentionPlugin::enqueue(PluginTensorDesc const* inputDesc, PluginTensor
                         "pass the memory that getWorkspaceSize() asked for");
     }
     int32_t const status = flashAttentionLaunch(&args, workspace, stream);
-    if (status != 0) failLaunch(mNode, args, status);
-    return 0;
+    if (status == 0) return 0;
+    checkSupported(mNode, args);  // The launch refused what onShapeChange would have: tell its reasons.
+    failLaunch(mNode, args, status);
   });
 }
 

@@ -197,14 +197,6 @@ Dims outputDims(Node const& node, FlashAttentionArgs const& args) {
   return {3, {args.batch, args.seqlen_q, int64_t{args.q_num_heads} * args.v_head_dim}};
 }
 
-void refuseUnsupported(Node const& node, FlashAttentionArgs const& args) {
-  char reasons[1024];
-  if (flashAttentionWhyUnsupported(&args, reasons, sizeof reasons) == 0) return;
-  throw PluginError(std::string{"cannot run "} + infoOf(node.op).name, "node \"" + node.layer + "\"", reasons,
-                    "a problem that the kernels run",
-                    "export with --skip for this node, or change what the reason names");
-}
-
 size_t elementSize(int32_t dtype) { return dtype == kFlashFloat32 ? 4 : 2; }
 
 }  // namespace
@@ -255,8 +247,15 @@ FlashAttentionArgs readProblem(Node const& node, PluginTensorDesc const* inputs)
   elements(node, "output", outputDims(node, args));
   args.output = stridesOf(params.layout, params.q_num_heads, args.seqlen_q, args.v_head_dim);
   if (node.op == Operator::kFlashAttentionEx) readSideInputs(node, inputs, args);
-  refuseUnsupported(node, args);
   return args;
+}
+
+void checkSupported(Node const& node, FlashAttentionArgs const& args) {
+  char reasons[1024];
+  if (flashAttentionWhyUnsupported(&args, reasons, sizeof reasons) == 0) return;
+  throw PluginError(std::string{"cannot run "} + infoOf(node.op).name, "node \"" + node.layer + "\"", reasons,
+                    "a problem that the kernels run",
+                    "export with --skip for this node, or change what the reason names");
 }
 
 void agreeOnBounds(Node const& node, PluginTensorDesc* inputs) {

@@ -26,9 +26,12 @@ void checkInputDtypes(Node const& node, nvinfer1::DataType const* dtypes, int32_
 
 // The kernels' arguments for these inputs, without the tensors' addresses: a side input that is there has a
 // placeholder that is not null. Throws PluginError for a rank, shape, dtype or format that the operator does
-// not have, and for a problem that the kernels do not run (flashAttentionWhyUnsupported). `inputs` has
-// infoOf(node.op).inputs entries; all dims are known.
+// not have. `inputs` has infoOf(node.op).inputs entries; all dims are known.
 FlashAttentionArgs readProblem(Node const& node, nvinfer1::PluginTensorDesc const* inputs);
+
+// Throws PluginError with the kernels' reasons (flashAttentionWhyUnsupported) if they do not run this
+// problem.
+void checkSupported(Node const& node, FlashAttentionArgs const& args);
 
 // Makes upper bounds of the inputs' shapes agree: a profile may allow 8 batches of key and 4 of query, and
 // what runs is within both. Each shared axis gets the smallest of its bounds.
