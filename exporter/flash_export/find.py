@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
+from onnx_ir.passes.common import ShapeInferencePass
 
 from flash_export import graph as g
 from flash_export.canonical import Attention, NotAttention, Refused, name_of
@@ -37,7 +38,7 @@ def find(model: ir.Model) -> list[Site]:
     """
     opset = model.opset_imports.get("", 1)
     g.ensure_names(model.graph)
-    region = _region(model.graph, opset, None)
+    region = _region(model.graph, opset, None, _inferred(model))
     sites: list[Site] = []
     candidates: list[_Candidate] = []
     for node in model.graph:
@@ -53,8 +54,22 @@ def find(model: ir.Model) -> list[Site]:
     return sites
 
 
-def _region(graph: ir.Graph | ir.Function, opset: int, outer: Region | None) -> Region:
-    shapes = Shapes(graph, None if outer is None else outer.shapes)
+def _inferred(model: ir.Model) -> dict[str, ir.TypeAndShape]:
+    """What onnx's shape inference says of the values for which the file states no shape (the legacy exporter's)."""
+    if all(v.shape is not None and v.dtype is not None for node in model.graph for v in node.outputs):
+        return {}
+    copy = model.clone()
+    ShapeInferencePass(check_type=False, strict_mode=False)(copy)
+    return {str(v.name): ir.TypeAndShape(v.type, v.shape) for node in copy.graph for v in node.outputs}
+
+
+def _region(
+    graph: ir.Graph | ir.Function,
+    opset: int,
+    outer: Region | None,
+    inferred: dict[str, ir.TypeAndShape] | None = None,
+) -> Region:
+    shapes = Shapes(graph, None if outer is None else outer.shapes, inferred)
     return Region(shapes, Evaluator(shapes, opset), opset)
 
 

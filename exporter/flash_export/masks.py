@@ -25,7 +25,7 @@ import onnx_ir as ir
 from flash_export import graph as g
 from flash_export.canonical import Added, Attention, Hidden, Refused, Term
 from flash_export.evaluate import Evaluator, NotEvaluable
-from flash_export.layout import Axes, size_of
+from flash_export.layout import Axes, leaves, size_of
 from flash_export.region import Region
 
 MAX_LENGTH = 5000
@@ -113,12 +113,34 @@ def plan_masks(attention: Attention, region: Region) -> MaskPlan:
         Refused: ``mask_replaces_scores`` for a replaced score whose fill cannot be added instead.
     """
     prover = _Prover(attention, region)
+    for term in attention.terms:
+        _refuse_enlarging(term, region)
     plan = MaskPlan(Band(None, 0, False, True) if attention.top_left else None)
     terms = [part for term in attention.terms for part in _flattened(term, prover)]
     for index, term in enumerate(terms):
         others = terms[:index] + terms[index + 1 :]
         _place(term, others, plan, prover)
     return plan
+
+
+def _refuse_enlarging(term: Term, region: Region) -> None:
+    """A mask that is longer than the scores where they have length 1 would make the output larger."""
+    value = term.condition if isinstance(term, Hidden) else term.value
+    shape = region.shapes.shape(value)
+    if shape is None:
+        why = "its rank is not known"
+    elif len(shape) > len(term.axes):
+        why = f"it has rank {len(shape)}, the scores {len(term.axes)}"
+    elif any(d.static != 1 and not leaves(a) for d, a in zip(reversed(shape), reversed(term.axes), strict=False)):
+        why = f"it has shape {list(shape)} where the scores have length 1"
+    else:
+        return
+    raise Refused(
+        "bias_shape",
+        f'the mask "{value.name}" does not broadcast into the scores: {why}',
+        term.node,
+        "give the mask the scores' rank with each dim 1 or full",
+    )
 
 
 def _place(term: Term, others: list[Term], plan: MaskPlan, prover: _Prover) -> None:

@@ -193,6 +193,30 @@ _BROADCASTING = frozenset(
     ]
 )
 
+_OWN_TYPE = frozenset(
+    [
+        "ArgMax",
+        "ArgMin",
+        "ConvInteger",
+        "EyeLike",
+        "If",
+        "Loop",
+        "MatMulInteger",
+        "Multinomial",
+        "NonZero",
+        "OneHot",
+        "QLinearConv",
+        "QLinearMatMul",
+        "QuantizeLinear",
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+        "Scan",
+        "Size",
+    ]
+)
+"""Operators whose output type is not their first input's; their outputs' types must be declared."""
 _BOOLEAN = frozenset(["And", "Or", "Xor", "Not", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN"])
 
 
@@ -203,7 +227,13 @@ class Shapes:
     a dynamic dim that happens to be 1 at run time is no attention any program means.
     """
 
-    def __init__(self, graph: ir.Graph | ir.Function, outer: Shapes | None = None) -> None:
+    def __init__(
+        self,
+        graph: ir.Graph | ir.Function,
+        outer: Shapes | None = None,
+        inferred: Mapping[str, ir.TypeAndShape] | None = None,
+    ) -> None:
+        self._inferred = inferred or {}
         self._shapes: dict[ir.Value, Shape | None] = {} if outer is None else dict(outer._shapes)
         self._contents: dict[ir.Value, tuple[Dim, ...]] = {} if outer is None else dict(outer._contents)
         self._same: dict[str, str] = {} if outer is None else outer._same
@@ -241,7 +271,13 @@ class Shapes:
         """The element type, declared or derived."""
         if value is None:
             return None
-        return value.dtype if value.dtype is not None else self._dtypes.get(value)
+        if value.dtype is not None:
+            return value.dtype
+        known = self._dtypes.get(value)
+        inferred = self._inferred.get(str(value.name))
+        if known is None and inferred is not None and isinstance(inferred.type, ir.TensorType):
+            return inferred.type.dtype
+        return known
 
     def fresh(self) -> Dim:
         """A dim about which nothing is known."""
@@ -265,8 +301,11 @@ class Shapes:
         return dim.renamed(self.representative) if self._same else dim
 
     def _declared(self, value: ir.Value) -> Shape | None:
-        if value.shape is not None:
-            return tuple(self._declared_dim(d) for d in value.shape)
+        shape = value.shape
+        if shape is None and (inferred := self._inferred.get(str(value.name))) is not None:
+            shape = inferred.shape
+        if shape is not None:
+            return tuple(self._declared_dim(d) for d in shape)
         if value.const_value is not None:
             return tuple(Dim.of(int(d)) for d in value.const_value.shape.numpy())
         return None
@@ -279,7 +318,9 @@ class Shapes:
     def _infer(self, node: ir.Node) -> None:
         if not node.outputs or (node.domain not in ("", "ai.onnx")):
             return
-        self._dtypes[node.outputs[0]] = self._derived_dtype(node)
+        dtype = self._derived_dtype(node)
+        for value in node.outputs if node.op_type == "Split" else node.outputs[:1]:
+            self._dtypes[value] = dtype
         derived: list[Shape | None] = [None] * len(node.outputs)
         rule = _RULES.get(node.op_type)
         if rule is not None:
@@ -303,8 +344,9 @@ class Shapes:
             return ir.DataType.BOOL
         if node.op_type == "Shape":
             return ir.DataType.INT64
-        source = g.input_of(node, 1 if node.op_type in ("Where", "CastLike") else 0)
-        return self.dtype(source) if node.op_type in _RULES else None
+        if node.op_type in _OWN_TYPE:
+            return None
+        return self.dtype(g.input_of(node, 1 if node.op_type in ("Where", "CastLike", "DequantizeLinear") else 0))
 
     def _merged(self, value: ir.Value, derived: Shape | None) -> Shape | None:
         """Static beats derived, derived beats a declared name: exporters invent a name an output."""
@@ -349,6 +391,23 @@ def _matmul(s: Shapes, node: ir.Node) -> list[Shape | None]:
         return [None]
     batch = s.broadcast([a[:-2], b[:-2]])
     return [None if batch is None else (*batch, a[-2], b[-1])]
+
+
+def _gemm(s: Shapes, node: ir.Node) -> list[Shape | None]:
+    a, b = s.shape(node.inputs[0]), s.shape(node.inputs[1])
+    if a is None or b is None or len(a) != 2 or len(b) != 2:
+        return [None]
+    rows = a[1] if g.int_attribute(node, "transA", 0) else a[0]
+    return [(rows, b[0] if g.int_attribute(node, "transB", 0) else b[1])]
+
+
+def _reduce(s: Shapes, node: ir.Node) -> list[Shape | None]:
+    shape, axes = s.shape(node.inputs[0]), g.axes_of(node)
+    if shape is None or (axes is None and len(node.inputs) > 1):
+        return [None]
+    at = set(range(len(shape))) if axes is None else {a % len(shape) for a in axes}
+    kept = g.int_attribute(node, "keepdims", 1)
+    return [tuple(ONE if i in at else d for i, d in enumerate(shape) if kept or i not in at)]
 
 
 def _transpose(s: Shapes, node: ir.Node) -> list[Shape | None]:
@@ -524,7 +583,9 @@ def _einsum(s: Shapes, node: ir.Node) -> list[Shape | None]:
 _RULES: dict[str, Callable[[Shapes, ir.Node], list[Shape | None]]] = {
     **dict.fromkeys(_UNARY, _same),
     **dict.fromkeys(_BROADCASTING, _broadcast),
+    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2"), _reduce),
     "MatMul": _matmul,
+    "Gemm": _gemm,
     "Transpose": _transpose,
     "Reshape": _reshape,
     "Unsqueeze": _unsqueeze,

@@ -7,6 +7,8 @@ the offset differently, so that from opset 25 on it is taken only where both ali
 
 from __future__ import annotations
 
+import math
+
 import onnx_ir as ir
 
 from flash_export import graph as g
@@ -132,7 +134,7 @@ def _scale(anchor: ir.Node, depth: list[Atom]) -> float:
     size = size_of(depth).static
     if not size:
         raise Refused("head_dim_dynamic", "the head dim is dynamic", anchor, "export with a static head dim")
-    return float(size) ** -0.5
+    return 1.0 / math.sqrt(size)
 
 
 def _is_causal(anchor: ir.Node, rows: list[Atom], columns: list[Atom], region: Region) -> bool:

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every program, through every exporter, with fixed and with dynamic lengths: the right outcome and right numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from contract.tolerance import why_rejected
+from exporter.programs import PROGRAMS, Program, Sizes
+from exporter.torch_exports import EXPORTERS, Wrapped, export, run
+
+from flash_export.find import find
+from flash_export.op import DOMAIN
+from flash_export.rewrite import rewrite
+from flash_export.sites import Site
+
+Exported = Callable[[str, str, str], Path]
+CELLS = [(p, e, d) for p in PROGRAMS for e in EXPORTERS for d in ("static", "dynamic")]
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """Exports a program once a session."""
+    folder = tmp_path_factory.mktemp("programs")
+
+    @functools.cache
+    def get(name: str, exporter: str, dims: str) -> Path:
+        program = PROGRAMS[name]
+        path = folder / f"{name}.{exporter}.{dims}.onnx"
+        axes = program.axes if dims == "dynamic" else None
+        export(Wrapped(program.forward), program.inputs(program.sizes), path, exporter, axes)
+        return path
+
+    return get
+
+
+def outcome(path: Path) -> tuple[ir.Model, list[Site]]:
+    """The model and its sites, rewritten."""
+    model = ir.load(path)
+    sites = find(model)
+    rewrite(model, sites)
+    return model, sites
+
+
+def sizes_of(program: Program, dims: str) -> list[Sizes]:
+    return [program.sizes, *program.others] if dims == "dynamic" else [program.sizes]
+
+
+def reference(program: Program, inputs: tuple[torch.Tensor, ...]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The program's outputs in float64 and in float32."""
+    doubles = tuple(x.double() if x.is_floating_point() else x for x in inputs)
+    right, base = program.forward(*doubles), program.forward(*inputs)
+    as_list = lambda r: [t.numpy() for t in (r if isinstance(r, tuple) else (r,))]  # noqa: E731
+    return as_list(right), as_list(base)
+
+
+@pytest.mark.parametrize(("name", "exporter", "dims"), CELLS)
+def test_the_outcome_and_the_numbers_are_right(name: str, exporter: str, dims: str, exported: Exported) -> None:
+    program = PROGRAMS[name]
+    path = exported(name, exporter, dims)
+    before = onnx.load(path)
+    model, sites = outcome(path)
+    assert [s.name for s in sites if s.status == "not_attention"] == []
+    assert len(sites) == 1
+    operators = [n.op_type for n in model.graph]
+    if program.refused is not None:
+        assert (sites[0].status, sites[0].reason.code if sites[0].reason else "") == ("refused", program.refused)
+        assert ir.to_proto(model).graph.node == before.graph.node
+    else:
+        assert sites[0].status == "fused", sites[0].reason
+        assert operators.count("Softmax") == operators.count("Attention") == 0
+        assert sum(n.domain == DOMAIN for n in model.graph) == 1
+        check_attributes(program, exporter, dims, sites[0])
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto, full_check=exporter != "legacy17", check_custom_domain=True)
+    compared = 0
+    for sizes in sizes_of(program, dims):
+        inputs = program.inputs(sizes)
+        right, base = reference(program, inputs)
+        got = run(proto.SerializeToString(), [x.numpy() for x in inputs])
+        for output, ref, plain in zip(got, right, base, strict=True):
+            assert why_rejected(output, ref, plain, softcap=program.attributes.get("softcap", 0.0)) == [], sizes
+            compared += output.size
+    assert compared > 0
+
+
+def check_attributes(program: Program, exporter: str, dims: str, site: Site) -> None:
+    assert site.attributes is not None
+    written = dataclasses.asdict(site.attributes)
+    for key, number in program.attributes.items():
+        assert written[key] == pytest.approx(number, rel=1e-6), key
+    assert (site.bias_shape is not None) == program.biased
+
+
+@pytest.mark.parametrize("name", [n for n, p in PROGRAMS.items() if p.mistake is not None])
+def test_the_mistake_that_the_program_provokes_would_be_seen(name: str) -> None:
+    program = PROGRAMS[name]
+    inputs = program.inputs(program.sizes)
+    right, base = reference(program, inputs)
+    assert program.mistake is not None
+    wrong = program.mistake(*inputs)
+    assert isinstance(wrong, torch.Tensor)
+    wrong = wrong.expand(right[0].shape)
+    assert why_rejected(wrong.numpy(), right[0], base[0]) != []
+    assert np.abs(wrong.numpy() - right[0]).max() > 0.09
