@@ -8,7 +8,7 @@ model is judged. The float32 run also shows what stands at the boundary of each 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -64,10 +64,12 @@ class Expected:
     reference: str = "float64"
 
 
-def run_unfused(plain: ir.Model, trials: Sequence[Trial], boundaries: Sequence[Boundary], folder: Path) -> Expected:
+def run_unfused(
+    plain: ir.Model, trials: Sequence[Sequence[Trial]], boundaries: Sequence[Boundary], folder: Path
+) -> Expected:
     """Runs the unfused model on every trial, in float64 where that can be done and in float32.
 
-    A drawn trial that the model itself refuses (lengths that do not go together) is left out.
+    Of each trial the first choice that the model takes counts; one without such a choice is left out.
 
     Raises:
         UsageError: no trial runs.
@@ -79,25 +81,24 @@ def run_unfused(plain: ir.Model, trials: Sequence[Trial], boundaries: Sequence[B
     names = [v.name or "" for v in plain.graph.outputs]
     numbers = nudge.numbers(plain)
     expected = Expected()
-    noises, refusal = [], ""
-    for trial in trials:
-        feeds = nudge.feeds(trial.feeds, numbers, 0)
+    noises: list[list[Noise]] = []
+    refusals: dict[str, str] = {}
+    for trial, found in _fair_runs(plain, base, trials, names + probes, numbers, refusals):
+        outputs = found[: len(names)]
         try:
-            found = base.run(feeds, names + probes)
-            reference = found[: len(names)] if wide is None else wide.run(feeds)
-        except CannotRun as error:
-            refusal = str(error)
-            continue
+            reference = outputs if wide is None else wide.run(nudge.feeds(trial.feeds, numbers, 0))
+        except CannotRun:
+            wide, reference = None, outputs
         expected.trials.append(trial)
         expected.outputs[trial.name] = reference
         expected.seen[trial.name] = _seen(boundaries, dict(zip(names + probes, found, strict=True)) | trial.feeds)
         if wide is not None:
-            noises.append(_noise(base, wide, trial, names, numbers, found[: len(names)], reference))
+            noises.append(_noise(base, wide, trial, names, numbers, outputs, reference))
     if not expected.trials:
         raise UsageError(
             "the unfused model runs on none of the inputs that were drawn for the check",
-            where=", ".join(trial.name for trial in trials),
-            got=refusal,
+            where=", ".join(refusals),
+            got=next(iter(refusals.values())),
             need="inputs that go together",
             do="give them with --values FILE.npz, or leave the check out with --no-check",
         )
@@ -107,6 +108,28 @@ def run_unfused(plain: ir.Model, trials: Sequence[Trial], boundaries: Sequence[B
     else:
         expected.noise = [Noise.pooled(column) for column in zip(*noises, strict=True)]
     return expected
+
+
+def _fair_runs(
+    plain: ir.Model,
+    base: AnySession,
+    trials: Sequence[Sequence[Trial]],
+    outputs: Sequence[str],
+    numbers: Collection[str],
+    refusals: dict[str, str],
+) -> Iterator[tuple[Trial, list[np.ndarray]]]:
+    """Of each trial the first choice that the unfused model takes, and what it gave; why not, into ``refusals``."""
+    for choices in trials:
+        for trial in choices:
+            try:
+                found = base.run(nudge.feeds(trial.feeds, numbers, 0), outputs)
+            except CannotRun as error:
+                refusals[trial.name] = str(error)
+                continue
+            refusals[trial.name] = trial.why_unfair(dict(zip(plain.graph.outputs, found, strict=False)))
+            if not refusals[trial.name]:
+                yield trial, found
+                break
 
 
 def _noise(

@@ -125,7 +125,7 @@ def dynamic_dims(model: ir.Model) -> dict[str, bool]:
 
 
 def concrete_shape(value: ir.Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape of a graph input once every dynamic dim has its size from ``sizes``.
+    """The shape of a graph input or output once every dynamic dim has its size from ``sizes``.
 
     Raises:
         UsageError: a dim has no size, or the input's rank is unknown.
@@ -153,23 +153,52 @@ def concrete_shape(value: ir.Value, sizes: Mapping[str, int]) -> tuple[int, ...]
     return tuple(shape)
 
 
-def sizes_to_try(model: ir.Model, ranges: Mapping[str, tuple[int, int]]) -> list[dict[str, int]]:
+def sizes_to_try(
+    model: ir.Model, ranges: Mapping[str, tuple[int, int]], example: Mapping[str, np.ndarray] | None = None
+) -> list[list[dict[str, int]]]:
     """Three settings of the dynamic dims, odd on purpose and inside ``ranges`` (both ends allowed).
 
     Lengths differ from each other, so that a swapped query and key axis shows; one setting is past 128, where a
     tile of any kernel ends, and one has the smallest length. A model without dynamic dims has one setting, ``{}``.
+
+    Each setting is a list of choices to take in turn, because exporters give one length several names: every length
+    another size; then lengths alike that are alike in ``example``; then all lengths alike.
     """
     dims = dynamic_dims(model)
     if not dims:
-        return [{}]
+        return [[{}]]
     lengths = [name for name, is_batch in dims.items() if not is_batch]
-    settings = []
+    shown = _sizes_in(model, example or {})
+    groupings = (lengths, [str(shown.get(name, name)) for name in lengths], [""] * len(lengths))
+    settings: list[list[dict[str, int]]] = []
     for turn, batch in enumerate(_BATCH_SIZES):
-        wanted = dict.fromkeys(dims, batch)
-        for i, name in enumerate(lengths):
-            wanted[name] = _LENGTHS[turn][i % len(_LENGTHS[turn])] + 2 * (i // len(_LENGTHS[turn]))
-        settings.append({name: _clamp(size, ranges.get(name)) for name, size in wanted.items()})
-    return [s for i, s in enumerate(settings) if s not in settings[:i]]
+        choices: list[dict[str, int]] = []
+        for groups in groupings:
+            wanted = dict.fromkeys(dims, batch)
+            members = list(dict.fromkeys(groups))
+            wanted |= {name: _length(turn, members.index(g)) for name, g in zip(lengths, groups, strict=True)}
+            sizes = {name: _clamp(size, ranges.get(name)) for name, size in wanted.items()}
+            if sizes not in choices:
+                choices.append(sizes)
+        if choices not in settings:
+            settings.append(choices)
+    return settings
+
+
+def _length(turn: int, i: int) -> int:
+    """The ``i``-th length of a setting."""
+    return _LENGTHS[turn][i % len(_LENGTHS[turn])] + 2 * (i // len(_LENGTHS[turn]))
+
+
+def _sizes_in(model: ir.Model, example: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """Dynamic dim -> its size in ``example``."""
+    return {
+        name: example[value.name].shape[axis]
+        for value in fed_inputs(model).values()
+        if value.name in example
+        for axis, name in _named_dims(value)
+        if axis < example[value.name].ndim
+    }
 
 
 def _clamp(size: int, allowed: tuple[int, int] | None) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from flash_export.draw import draw_inputs, sizes_to_try
+from flash_export.draw import concrete_shape, draw_inputs, sizes_to_try
 from flash_export.errors import UsageError
 from flash_export.input_roles import fed_inputs
 
@@ -21,10 +21,28 @@ STATIC_TRIALS = 3
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Trial:
-    """One set of inputs. ``name`` says where they come from: ``values``, ``example``, or sizes and seed."""
+    """One set of inputs. ``name`` says where they come from: ``values``, ``example``, or sizes and seed.
+
+    ``sizes`` are those of the dynamic dims where the inputs are drawn.
+    """
 
     name: str
     feeds: dict[str, np.ndarray]
+    sizes: dict[str, int] | None = None
+
+    def why_unfair(self, outputs: Mapping[ir.Value, np.ndarray]) -> str:
+        """Empty where every output has the shape that the model declares for these sizes.
+
+        Another shape means that lengths which must be equal were broadcast against each other.
+        """
+        for value, array in outputs.items():
+            try:
+                declared = concrete_shape(value, self.sizes or {})
+            except UsageError:
+                continue
+            if declared != array.shape:
+                return f"output {value.name} is {list(array.shape)} where the model declares {list(declared)}"
+        return ""
 
 
 def plan_trials(
@@ -34,21 +52,25 @@ def plan_trials(
     ranges: Mapping[str, tuple[int, int]],
     values: Path | None,
     seed: int,
-) -> list[Trial]:
-    """The trials of one check, the smallest sizes not first: ``values`` alone where given, else drawn ones and
-    the example.
+) -> list[list[Trial]]:
+    """The trials of one check: ``values`` alone where given, else drawn ones and the example.
+
+    Each is a list of choices: the first on which the unfused model runs counts.
 
     Raises:
         UsageError: ``values`` is no readable NPZ file or lacks an input; an input cannot be drawn.
     """
     if values is not None:
-        return [Trial("values", read_values(model, values))]
-    settings = sizes_to_try(model, ranges)
-    if settings == [{}]:
-        settings = [{}] * STATIC_TRIALS
-    trials = [Trial(_name(sizes, seed + i), draw_inputs(model, sizes, seed + i)) for i, sizes in enumerate(settings)]
+        return [[Trial("values", read_values(model, values))]]
+    settings = sizes_to_try(model, ranges, example)
+    if settings == [[{}]]:
+        settings *= STATIC_TRIALS
+    trials = [
+        [Trial(_name(sizes, seed + i), draw_inputs(model, sizes, seed + i), sizes) for sizes in choices]
+        for i, choices in enumerate(settings)
+    ]
     if example and set(example) >= set(fed_inputs(model)):
-        trials.append(Trial("example", dict(example)))
+        trials.append([Trial("example", dict(example))])
     return trials
 
 

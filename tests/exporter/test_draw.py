@@ -152,19 +152,29 @@ def test_dims_are_named_batches_told_from_lengths_and_sums_taken_apart() -> None
     assert drawn["loose"].shape == (7, 3)
 
 
+LENGTHS = model("g (float[b,q,4] x, float[b,k,4] y, float[b,v,4] z) => (float[b,q,4] o) { o = Identity(x) }")
+
+
 def test_settings_are_odd_unequal_past_a_tile_and_inside_their_ranges() -> None:
-    dims = model("g (float[b,q,4] x, float[b,k,4] y) => (float[b,q,4] z) { z = Identity(x) }")
-    settings = sizes_to_try(dims, {"k": (2, 100)})
+    settings = [choices[0] for choices in sizes_to_try(LENGTHS, {"k": (2, 100)})]
     assert len(settings) == 3
-    assert all(s["q"] % 2 and s["q"] != s["k"] for s in settings)
+    assert all(s["q"] % 2 and len({s["q"], s["k"], s["v"]}) == 3 for s in settings)
     assert any(s["q"] == 1 for s in settings)
     assert any(s["q"] > 128 for s in settings)
     assert all(2 <= s["k"] <= 100 for s in settings)
     assert len({s["b"] for s in settings}) == 3
 
 
+def test_lengths_that_are_alike_in_the_example_are_tried_alike_and_then_all_are() -> None:
+    example = {"x": np.zeros((2, 5, 4)), "y": np.zeros((2, 9, 4)), "z": np.zeros((2, 9, 4))}
+    for different, grouped, alike in sizes_to_try(LENGTHS, {}, example):
+        assert len({different["q"], different["k"], different["v"]}) == 3
+        assert grouped["k"] == grouped["v"] != grouped["q"]
+        assert len({alike["q"], alike["k"], alike["v"]}) == 1
+
+
 def test_a_static_model_has_one_setting() -> None:
-    assert sizes_to_try(model("g (float[2,3] x) => (float[2,3] y) { y = Identity(x) }"), {}) == [{}]
+    assert sizes_to_try(model("g (float[2,3] x) => (float[2,3] y) { y = Identity(x) }"), {}) == [[{}]]
 
 
 def test_a_missing_size_names_the_input_the_axis_and_the_dim() -> None:
