@@ -41,7 +41,7 @@ class Talk:
         live = self._err.status(self._step) if self._err.is_terminal and not self.quiet else contextlib.nullcontext()
         with live as self._status:
             yield
-        self._status: Status | None = None
+        self._status = None
         self.seconds[name] = round(time.monotonic() - start, 3)
         self.say(f"{self._step}  [dim]{self.seconds[name]:.1f} s[/dim]")
 
