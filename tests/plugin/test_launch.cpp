@@ -93,6 +93,14 @@ TEST(the_kernels_get_heads_first_tensors_and_side_inputs) {
   EXPECT(args.lse == address(12));
 }
 
+TEST(a_length_or_sink_for_all_has_stride_zero) {
+  Call call = exCall();
+  call.in[4] = desc({1}, DataType::kINT32);
+  call.in[5] = desc({1});
+  EXPECT(call.enqueue() == 0);
+  EXPECT(fake::kernels.args.kv_lengths_stride == 0 && fake::kernels.args.sinks_stride == 0);
+}
+
 TEST(the_kernels_get_half_precision_with_an_fp32_bias) {
   Call call = exCall();
   for (PluginTensorDesc* tensor : {&call.in[0], &call.in[1], &call.in[2], &call.out[0]})
