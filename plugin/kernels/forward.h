@@ -268,13 +268,13 @@ struct Forward {
     }
   }
 
-  // Divides by the row sums, stages the warp's rows in Q's place and writes them; writes the lse.
+  // Divides by the row sums, stages the warp's rows in Q's place and writes them; writes the lse. The last
+  // barrier of step() lies behind every read of Q.
   static FLASH_DEVICE void finish(ForwardParams const& p, Work const& work, State const& state) {
     Softmax const policy(p);
     uint32_t const staged = ops::sharedBase() + Shape::kQueryOffset;
     float const sink = p.sinks == nullptr ? kNegativeInfinity
                                           : ops::loadGlobal(p.sinks + int64_t(work.head) * p.sinks_stride);
-    ops::syncWarp();  // all lanes are done with this warp's Q rows
     FLASH_UNROLL
     for (int m = 0; m < kFragmentsQ; ++m) {
       FLASH_UNROLL
