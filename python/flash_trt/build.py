@@ -102,8 +102,12 @@ def build(options: BuildOptions, talk: Talk) -> dict[str, Any]:
 
 
 def default_targets(backend: Backend) -> tuple[str, ...]:
-    """What to build for when nothing is asked: the GPU here, else all that backend and plugin both serve."""
-    return () if gpu.devices() else served_targets(backend)
+    """What to build for when nothing is asked: the GPU here (), else all that backend and plugin both serve.
+
+    A backend without targets builds for the GPU here and says itself when there is none.
+    """
+    served = served_targets(backend)
+    return () if {device.sm for device in gpu.devices()} & set(served) else served
 
 
 def served_targets(backend: Backend) -> tuple[str, ...]:
@@ -126,7 +130,7 @@ def _tell_choices(profile: shapes.Profile, targets: Sequence[str], options: Buil
     for symbol, triple in profile.chosen.items():
         talk.warn(f"no --shape settles {symbol}: taking {','.join(map(str, triple))} (min,opt,max)")
     if targets and not options.targets:
-        talk.say(f"no GPU here: building for {', '.join(targets)}; --target chooses")
+        talk.say(f"no GPU here that it builds for: taking {', '.join(targets)}; --target chooses")
 
 
 # --- the engine -------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from flash_trt.build import BuildOptions, sidecar_path
 from flash_trt.build import build as build_step
 from flash_trt.compare import CompareOptions
 from flash_trt.compare import compare as compare_step
+from flash_trt.compare_inputs import InputOptions
 
 app = typer.Typer(
     name="flash-trt",
@@ -141,10 +142,7 @@ def compare(
     options = CompareOptions(
         fused=fused,
         reference=reference,
-        shapes=tuple(shape or ()),
-        values=values,
-        seed=seed,
-        repeats=repeats,
+        inputs=InputOptions(shapes=tuple(shape or ()), values=values, seed=seed, repeats=repeats),
         json=json_file,
         trust_engine=trust_engine,
     )

@@ -20,19 +20,22 @@ import onnx_ir as ir
 from rich.markup import escape
 from rich.table import Table
 
-from flash_export import runtime, trials, twin
-from flash_export.draw import PADDINGS, draw_inputs, dynamic_dims, sizes_to_try
+from flash_export import runtime, twin
 from flash_export.errors import NumbersDiffer, UsageError
 from flash_export.op import DOMAIN
 from flash_export.save import check_output
 from flash_export.talk import Talk
-from flash_trt import onnx_file, runners, shapes
+from flash_export.trials import Trial
+from flash_trt import onnx_file, runners
+from flash_trt.compare_inputs import InputOptions, plan_runs
 from flash_trt.onnx_file import OnnxFile
 from flash_trt.output import write_atomically
 from flash_trt.plugin_library import sha256_of
 from flash_trt.verdict import Outputs, OutputVerdict, RunOutputs, judge_runs
 
 COMPARISON_SCHEMA = 1
+_TF32_ROUNDOFF = 2.0**13
+"""Over float32's: TensorRT multiplies float32 matrices in TF32 unless told otherwise."""
 _SPREADS = (1.0, 3.0)
 """Standard deviations of drawn floats, taken in turn: ordinary, and so wide that softmax is peaky."""
 
@@ -43,10 +46,7 @@ class CompareOptions:
 
     fused: Path
     reference: Path
-    shapes: tuple[str, ...] = ()
-    values: Path | None = None
-    seed: int = 0
-    repeats: int = 2
+    inputs: InputOptions = dataclasses.field(default_factory=InputOptions)
     json: Path | None = None
     trust_engine: bool = False
 
@@ -70,7 +70,7 @@ class Comparison:
             "fused": str(options.fused),
             "reference": str(options.reference),
             "precision": self.precision,
-            "seed": options.seed,
+            "seed": options.inputs.seed,
             "runs": len({verdict.run for verdict in self.verdicts}),
             "outputs": [verdict.as_json() for verdict in self.verdicts],
         }
@@ -95,9 +95,9 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
         _refuse_same_file(options)
     _warn_of_weak_comparisons(fused, reference, talk)
     with talk.step("draw", "inputs"):
-        planned = plan_runs(options, reference)
+        planned = plan_runs(options.inputs, reference, runners.limits_of(options.fused))
     with contextlib.ExitStack() as stack:
-        sides = stack.enter_context(_open_sides(options, fused, reference))
+        sides = stack.enter_context(_open_sides(options, fused))
         with talk.step("run", f"{len(planned)} sets of inputs, {sides.precision}"):
             runs = list(_run_all(planned, sides, options, talk))
     softcap = fused is not None and any(node.attributes.get("softcap") for node in fused.flash_nodes)
@@ -140,45 +140,6 @@ def _function_bodies(file: OnnxFile) -> set[bytes]:
     return {f.SerializeToString(deterministic=True) for f in file.proto.functions if f.domain == DOMAIN}
 
 
-# --- inputs -----------------------------------------------------------------------------------------------------------
-
-
-def plan_runs(options: CompareOptions, reference: OnnxFile) -> list[trials.Trial]:
-    """The inputs of every run, by name: ``--values`` alone where given, else drawn ones.
-
-    Drawn: each of up to three odd settings of the dynamic dims, ``repeats`` times, with paddings and spreads in turn.
-
-    Raises:
-        UsageError: a shape or the values do not fit, or an input cannot be drawn.
-    """
-    model = ir.load(options.reference)
-    if options.values is not None:
-        return [trials.Trial("values", trials.read_values(model, options.values))]
-    settings = sizes_to_try(model, _ranges(options, reference, model))
-    planned = []
-    for turn in range(len(settings) * max(1, options.repeats)):
-        sizes, seed = settings[turn % len(settings)], options.seed + turn
-        padding, spread = PADDINGS[turn % len(PADDINGS)], _SPREADS[turn % len(_SPREADS)]
-        name = " ".join([*(f"{dim}={size}" for dim, size in sizes.items()), f"seed={seed}", padding, f"x{spread:g}"])
-        planned.append(trials.Trial(name, draw_inputs(model, sizes, seed, padding, spread=spread)))
-    return planned
-
-
-def _ranges(options: CompareOptions, reference: OnnxFile, model: ir.Model) -> dict[str, tuple[int, int]]:
-    """What ``--shape`` says of each dynamic dim, under the names that ``draw`` gives them."""
-    given = [shapes.parse(text) for text in options.shapes]
-    shapes.plan_profile(reference.inputs, given)  # refuses what contradicts the model
-    known = dynamic_dims(model)
-    by_name = {graph_input.name: graph_input for graph_input in reference.inputs}
-    ranges = {}
-    for range_ in given:
-        for axis, dim in enumerate(by_name[range_.name].dims):
-            name = dim or f"{range_.name}.{axis}"
-            if name in known:
-                ranges[str(name)] = (range_.smallest[axis], range_.largest[axis])
-    return ranges
-
-
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
@@ -191,11 +152,11 @@ class _Sides:
     wide: runtime.Session | runtime.EvaluatorSession | None
     precision: str
     rounding: float
-    outputs: list[str]
+    outputs: tuple[ir.Value, ...]
 
 
 @contextlib.contextmanager
-def _open_sides(options: CompareOptions, fused: OnnxFile | None, reference: OnnxFile) -> Iterator[_Sides]:
+def _open_sides(options: CompareOptions, fused: OnnxFile | None) -> Iterator[_Sides]:
     with tempfile.TemporaryDirectory(prefix="flash-trt-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
 
@@ -210,42 +171,34 @@ def _open_sides(options: CompareOptions, fused: OnnxFile | None, reference: Onnx
             other = opened(runners.open_onnx(fused_path, "fused"))
         else:
             other = opened(runners.open_engine(options.fused, trusted=options.trust_engine))
+        model = ir.load(options.reference)
         precision = "as they stand" if base_twin is None else "in float32, since half precision hides small faults"
         rounding = 1.0
-        if fused is None and base_twin is not None:
-            precision, rounding = "engine against float32", _coarsening(other)
-        yield _Sides(other, base, _open_wide(options.reference, folder), precision, rounding, reference.outputs)
+        if fused is None:
+            precision, rounding = "the engine against float32", max(_TF32_ROUNDOFF, twin.roundoff(model))
+        yield _Sides(other, base, _open_wide(model, folder), precision, rounding, tuple(model.graph.outputs))
 
 
-def _coarsening(engine: Any) -> float:
-    """Unit roundoff of the engine's coarsest input or output type over float32's."""
-    import ml_dtypes
-
-    found = runners.input_dtypes(engine).values()
-    epsilons = [float(ml_dtypes.finfo(dtype).eps) for dtype in found if twin.is_float(dtype)]
-    return max([*epsilons, float(np.finfo(np.float16).eps)]) / float(np.finfo(np.float32).eps)
-
-
-def _open_wide(path: Path, folder: Path) -> runtime.Session | runtime.EvaluatorSession | None:
+def _open_wide(model: ir.Model, folder: Path) -> runtime.Session | runtime.EvaluatorSession | None:
     wide_folder = folder / "float64"
     wide_folder.mkdir()
     try:
-        return runtime.open_float64(ir.load(path), wide_folder)
+        return runtime.open_float64(model, wide_folder)
     except (twin.NoTwin, runtime.CannotRun):
         return None
 
 
 def _run_all(
-    planned: Sequence[trials.Trial], sides: _Sides, options: CompareOptions, talk: Talk
+    planned: Sequence[Sequence[Trial]], sides: _Sides, options: CompareOptions, talk: Talk
 ) -> Iterator[RunOutputs]:
     _require_same_inputs(sides, options)
-    refused: list[tuple[str, Exception]] = []
-    for done, trial in enumerate(planned):
-        talk.progress(trial.name, done, len(planned))
-        base = _infer(sides.base, trial)
-        if isinstance(base, Exception):
-            refused.append((trial.name, base))
+    refused: list[tuple[str, str]] = []
+    for done, choices in enumerate(planned):
+        talk.progress(choices[0].name, done, len(planned))
+        taken = _first_taken(choices, sides, refused)
+        if taken is None:
             continue
+        trial, base = taken
         fused = _infer(sides.fused, trial)
         if isinstance(fused, Exception):
             raise NumbersDiffer(
@@ -258,28 +211,51 @@ def _run_all(
         wide = None
         if sides.wide is not None:
             with contextlib.suppress(runtime.CannotRun):
-                wide = dict(zip(sides.outputs, sides.wide.run(trial.feeds, sides.outputs), strict=True))
+                wide = dict(zip(base, sides.wide.run(trial.feeds, list(base)), strict=True))
         yield RunOutputs(trial.name, fused, base, wide)
     _judge_refusals(refused, len(planned), options, talk)
 
 
-def _judge_refusals(refused: list[tuple[str, Exception]], planned: int, options: CompareOptions, talk: Talk) -> None:
+def _first_taken(
+    choices: Sequence[Trial], sides: _Sides, refused: list[tuple[str, str]]
+) -> tuple[Trial, Outputs] | None:
+    """The first of ``choices`` that REFERENCE takes, with its outputs; None, noted in ``refused``, when it takes none.
+
+    Where exporters give one length several names, sizes that differ between them are refused by the model itself or
+    broadcast to outputs that are none of the model's.
+    """
+    why = ""
+    for trial in choices:
+        base = _infer(sides.base, trial)
+        if isinstance(base, Exception):
+            why = why or runners.one_line(base)
+            continue
+        declared = {value: base[value.name] for value in sides.outputs if value.name and value.name in base}
+        unfair = trial.why_unfair(declared) if trial.sizes is not None else ""
+        if not unfair:
+            return trial, base
+        why = why or unfair
+    refused.append((choices[0].name, why))
+    return None
+
+
+def _judge_refusals(refused: Sequence[tuple[str, str]], planned: int, options: CompareOptions, talk: Talk) -> None:
     """A model may refuse some drawn lengths (past its position table); it must take one."""
     if not refused:
         return
-    name, error = refused[0]
+    name, why = refused[0]
     if len(refused) == planned:
         raise UsageError(
             "REFERENCE runs on none of the inputs",
             where=f"{options.reference}, {name}",
-            got=runners.one_line(error),
+            got=why,
             need="inputs that the model accepts",
             do="limit the lengths with --shape NAME:MIN,OPT,MAX, or give inputs with --values FILE.npz",
         )
-    talk.warn(f"REFERENCE refused {len(refused)} of {planned} sets of inputs, e.g. {name}: {runners.one_line(error)}")
+    talk.warn(f"REFERENCE refused {len(refused)} of {planned} sets of inputs, e.g. {name}: {why}")
 
 
-def _infer(runner: Any, trial: trials.Trial) -> Outputs | Exception:
+def _infer(runner: Any, trial: Trial) -> Outputs | Exception:
     try:
         outputs = runner.infer(runners.adapted(trial.feeds, runner))
     except Exception as error:  # ONNX Runtime's and Polygraphy's errors share no other base; the caller reports it

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from flash_export import runtime, twin
 from flash_export.errors import MissingHere, UnsafeInput, UnsupportedModel
 from flash_export.input_roles import fed_inputs
-from flash_trt import backends, gpu, plugin_library
+from flash_trt import backends, gpu, plugin_library, shapes
 from flash_trt.backends import BackendName
 from flash_trt.build import sidecar_path
 
@@ -157,6 +157,15 @@ def open_engine(path: Path, *, trusted: bool) -> Any:
             do="build the engine again on this machine",
         ) from error
     return runner
+
+
+def limits_of(path: Path) -> tuple[str, ...]:
+    """The shapes an engine was built for and takes, as ``--shape`` spells them; () for an ONNX file."""
+    profile = (_sidecar_of(path) or {}).get("profile", {}) if is_engine(path) else {}
+    return tuple(
+        f"{name}:{','.join(shapes.spell(tuple(limits[key])) for key in ('min', 'opt', 'max'))}"
+        for name, limits in profile.items()
+    )
 
 
 def _tell_polygraphy(name: BackendName) -> None:

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import hashlib
 import json
 import re
+import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,9 +23,18 @@ from python.fresh_process import run_python
 from flash_export.errors import EXIT_MISSING, EXIT_OK, EXIT_UNSUPPORTED, EXIT_USAGE, UserError
 from flash_export.op import DOMAIN, OPERATORS, Attributes
 from flash_export.talk import Talk
-from flash_trt import onnx_file, shapes
+from flash_trt import gpu, onnx_file, shapes
 from flash_trt.backends import Backend
-from flash_trt.build import BuildOptions, build, build_engine, prove_plugins, sidecar_path
+from flash_trt.build import (
+    BuildOptions,
+    Engine,
+    build,
+    build_engine,
+    default_targets,
+    prove_plugins,
+    served_targets,
+    sidecar_path,
+)
 
 SHAPES = f"query:1x{HEADS}x1x{HEAD_DIM},2x{HEADS}x37x{HEAD_DIM},3x{HEADS}x131x{HEAD_DIM}"
 ALL_TARGETS = ("sm80", "sm86", "sm89", "sm120")
@@ -52,13 +65,6 @@ def test_one_engine_serves_four_generations_and_its_sidecar_tells_what_it_is(rtx
     }
     assert isinstance(sidecar["scratch_bytes"], int)
     assert f"--maxShapes=query:3x{HEADS}x131x{HEAD_DIM},key:" in sidecar["trtexec"]
-
-
-def test_building_twice_gives_the_same_engine(rtx: Backend, tmp_path: Path) -> None:
-    model = fused(tmp_path / "m.onnx")
-    for name in ("one", "two"):
-        build(BuildOptions(model, tmp_path / name, "tensorrt-rtx", (SHAPES,), ("sm80",)), Talk(quiet=True))
-    assert _sha256(tmp_path / "one") == _sha256(tmp_path / "two")
 
 
 # --- every operator and every place a node can stand ------------------------------------------------------------------
@@ -191,6 +197,34 @@ def test_a_build_without_the_plugin_does_not_take_the_function_body_silently(tmp
     assert "0 plugin layers for 1 FlashAttention nodes; missing: attention" in ran.stdout
 
 
+def test_a_plan_that_lacks_a_node_is_not_written(
+    tmp_path: Path, flash_trt: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def tampered(*arguments: Any) -> Engine:
+        engine = build_engine(*arguments)
+        return dataclasses.replace(engine, data=engine.data.replace(struct.pack("<f", SCALE), struct.pack("<f", 0.5)))
+
+    monkeypatch.setattr("flash_trt.build.build_engine", tampered)
+    assert flash_trt("build", fused(tmp_path / "m.onnx"), "--target", "sm80") == EXIT_MISSING
+    assert "lacks FlashAttention with causal 1, diagonal 0, has_bias 0" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_a_full_disk_leaves_the_old_engine_and_its_sidecar(
+    rtx: Backend, tmp_path: Path, flash_trt: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    (tmp_path / "m.engine").write_text("old")
+    (tmp_path / "m.engine.json").write_text("old too")
+    monkeypatch.setattr("flash_trt.output.os.fsync", full)
+    assert flash_trt("build", fused(tmp_path / "m.onnx"), "--target", "sm80") == EXIT_MISSING
+    assert (tmp_path / "m.engine").read_text() == "old"
+    assert (tmp_path / "m.engine.json").read_text() == "old too"
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 def test_a_missing_library_ends_with_5_and_the_places_searched(
     tmp_path: Path, flash_trt: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,6 +253,16 @@ def test_an_unserved_target_is_refused_with_the_list_of_the_others(
 ) -> None:
     assert flash_trt("build", fused(tmp_path / "m.onnx"), "--target", target) == EXIT_USAGE
     assert "sm80, sm86, sm89, sm120, sm121" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("here", "taken"), [([], "all"), (["sm90"], "all"), (["sm89"], "the GPU here"), (["sm90", "sm120"], "the GPU here")]
+)
+def test_without_a_target_the_gpu_here_counts_only_where_rtx_builds_for_it(
+    rtx: Backend, monkeypatch: pytest.MonkeyPatch, here: list[str], taken: str
+) -> None:
+    monkeypatch.setattr("flash_trt.gpu.devices", lambda: [gpu.Device("a GPU", sm, 2**34) for sm in here])
+    assert default_targets(rtx) == (served_targets(rtx) if taken == "all" else ())
 
 
 def test_targets_can_be_given_in_any_of_the_usual_spellings(rtx: Backend, tmp_path: Path, flash_trt: Command) -> None:

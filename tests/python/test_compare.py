@@ -16,6 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 from python.attention_models import BF16, FLOAT, HALF, HEAD_DIM, HEADS, SCALE, flash_node, fused, unfused
 
 from flash_export.errors import EXIT_MISSING, EXIT_NUMBERS_DIFFER, EXIT_OK, EXIT_UNSAFE, EXIT_UNSUPPORTED, EXIT_USAGE
+from flash_trt import runners
+from flash_trt.compare_inputs import InputOptions, plan_runs
+from flash_trt.onnx_file import read
 
 Command = Callable[..., int]
 DTYPES = {"fp32": FLOAT, "fp16": HALF, "bf16": BF16}
@@ -262,6 +265,18 @@ def test_an_engine_needs_its_sidecar_and_a_gpu(
         file.write(b"tampered")
     assert flash_trt("compare", tmp_path / "f.engine", reference) == EXIT_UNSAFE
     assert flash_trt("compare", tmp_path / "f.engine", reference, "--trust-engine") == EXIT_MISSING
+
+
+def test_inputs_for_an_engine_stay_within_the_shapes_it_was_built_for(
+    rtx: object, tmp_path: Path, flash_trt: Command
+) -> None:
+    built_for = f"query:1x{HEADS}x3x{HEAD_DIM},1x{HEADS}x5x{HEAD_DIM},2x{HEADS}x7x{HEAD_DIM}"
+    model, engine, reference = fused(tmp_path / "f.onnx"), tmp_path / "f.engine", unfused(tmp_path / "u.onnx")
+    assert flash_trt("build", model, "-o", engine, "--target", "sm80", "--shape", built_for) == EXIT_OK
+    planned = plan_runs(InputOptions(), read(reference), runners.limits_of(engine))
+    sizes = [trial.feeds["query"].shape for choices in planned for trial in choices]
+    assert sizes
+    assert all(batch <= 2 and 3 <= length <= 7 for batch, _, length, _ in sizes)
 
 
 def test_missing_polygraphy_ends_with_5_and_names_the_extra(
