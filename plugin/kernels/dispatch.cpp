@@ -20,8 +20,7 @@ namespace flash_export::kernels {
 
 namespace {
 
-constexpr int kInvalidValue = 1;  // cudaErrorInvalidValue
-constexpr float kLog2E = 1.44269504088896341f;
+constexpr int kInvalidValue = 1;                        // cudaErrorInvalidValue
 constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;  // of a CUDA grid's first axis
 
 // In the order of variants.inc, as kVariants is.

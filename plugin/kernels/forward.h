@@ -11,6 +11,8 @@
 // A key that band or bias hides inside a visited tile takes part as 0 * V: a NaN or infinity in its V row
 // shows, as in the unfused formula. Keys past kv_length are never read.
 #pragma once
+#include <type_traits>
+
 #include "forward_params.h"
 #include "products.h"
 #include "softmax.h"
@@ -28,17 +30,9 @@ struct Forward {
   static constexpr bool kIsFloat = sizeof(Element) == 4;
   static constexpr bool kPlain = kFeatures == Features::kPlain;
   static_assert(!(kIsFloat && kPlain), "fp32 keeps its scores in natural units");
-  template <bool kCondition, class A, class B>
-  struct Choose {
-    using Type = A;
-  };
-  template <class A, class B>
-  struct Choose<false, A, B> {
-    using Type = B;
-  };
-  using Products = typename Choose<kIsFloat, ScalarProducts<Shape>, MmaProducts<Element, Shape>>::Type;
-  using Softmax = typename Choose<kIsFloat, PreciseSoftmax,
-                                  typename Choose<kPlain, FoldedSoftmax, NaturalSoftmax>::Type>::Type;
+  using Products = std::conditional_t<kIsFloat, ScalarProducts<Shape>, MmaProducts<Element, Shape>>;
+  using Softmax =
+      std::conditional_t<kIsFloat, PreciseSoftmax, std::conditional_t<kPlain, FoldedSoftmax, NaturalSoftmax>>;
   static constexpr int kFragmentsQ = Shape::kFragmentsQ;
 
   // One block's share: rows row0 ... row_end - 1 of one head of one batch.

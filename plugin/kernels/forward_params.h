@@ -7,6 +7,8 @@
 
 namespace flash_export::kernels {
 
+constexpr float kLog2E = 1.44269504088896341f;
+
 struct ForwardParams {
   FlashTensor query, key, value, output;
   int batch, q_heads, kv_heads, group;  // group = q_heads / kv_heads query heads share one key-value head

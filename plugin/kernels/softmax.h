@@ -20,7 +20,6 @@
 namespace flash_export::kernels {
 
 constexpr float kNegativeInfinity = -__builtin_huge_valf();
-constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kLn2 = 0.69314718055994531f;
 
 // e^x for x <= 88; 0 below -87, where it would be subnormal. Cody-Waite reduction by n ln 2, Taylor to degree
