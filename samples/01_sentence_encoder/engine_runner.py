@@ -8,21 +8,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from flash_trt.plugin_library import load_plugin
+from flash_trt import backends, plugin_library
 
 
 class EngineRunner:
     """One engine, ready to run. Call it with arrays by input name; it returns the first output."""
 
     def __init__(self, engine: Path) -> None:
-        import tensorrt_rtx as trt
-
-        load_plugin(trt)
-        self._trt = trt
-        self._runtime = trt.Runtime(trt.Logger(trt.Logger.WARNING))
+        backend = backends.load("tensorrt-rtx")
+        plugin_library.load(backend)
+        self._trt = backend.trt
+        self._runtime = self._trt.Runtime(backend.logger)
         self._engine = self._runtime.deserialize_cuda_engine(engine.read_bytes())
         if self._engine is None:
-            raise RuntimeError(f"{engine} does not load here; the lines above say why")
+            raise RuntimeError(f"{engine} does not load here: {backend.log[-3:]}")
         self._context = self._engine.create_execution_context()
 
     def __call__(self, arrays: dict[str, np.ndarray]) -> np.ndarray:
