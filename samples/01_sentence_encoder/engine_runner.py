@@ -15,7 +15,7 @@ class EngineRunner:
     """One engine, ready to run. Call it with arrays by input name; it returns the first output."""
 
     def __init__(self, engine: Path) -> None:
-        backend = backends.load("tensorrt-rtx")
+        self._backend = backend = backends.load("tensorrt-rtx")
         plugin_library.load(backend)
         self._trt = backend.trt
         self._runtime = self._trt.Runtime(backend.logger)
@@ -41,6 +41,6 @@ class EngineRunner:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         if not self._context.execute_async_v3(stream.cuda_stream):
-            raise RuntimeError("the engine reported an error; the lines above say why")
+            raise RuntimeError(f"the engine reported an error: {self._backend.log[-3:]}")
         stream.synchronize()
         return buffers[outputs[0]].cpu().numpy()
