@@ -225,15 +225,16 @@ class _Body:
         return self.build.op("Where", f"{value.name}_or_neutral", self.build.flag(flag), value, neutral)
 
     def _lengths(self, key: ir.Value) -> ir.Value | None:
-        """kv_lengths clamped to 0…Skv, ``[B or 1, 1, 1, 1]``; None when no node has them."""
+        """kv_lengths clamped to Skv, ``[B or 1, 1, 1, 1]``; None when no node has them.
+
+        A negative one needs no clamp: it shows no key, as 0 does.
+        """
         build, features = self.build, self.features
         if features.kv_lengths == "never":
             return None
         seqlen_kv = build.dim("seqlen_kv", key, 2)
         given = build.op("Cast", "kv_lengths_int64", self.inputs["kv_lengths"], to=int(ir.DataType.INT64))
         given = self._where_used("has_kv_lengths", features.kv_lengths, given, seqlen_kv)
-        zero = build.ints("zero", 0)
-        given = build.op("Where", "lengths_from_0", build.op("Less", "negative", given, zero), zero, given)
         given = build.op("Where", "lengths", build.op("Less", "short", given, seqlen_kv), given, seqlen_kv)
         return build.reshape("lengths_of_batch", given, [-1, 1, 1, 1])
 

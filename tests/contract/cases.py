@@ -29,7 +29,9 @@ class Case:
         bias_fp32: an fp32 bias beside fp16 or bf16 queries.
         kv_lengths: ``[B]`` or ``[1]``, unclamped.
         sinks: 0 none, 1 one for all heads, 2 one a head.
+        sink_mean: what the random sinks lie around; far off, a maximum without them overflows.
         nan_past_length: key and value are NaN from the length on.
+        nan_at: one element of this tensor is NaN; it must show in what it takes part in, and nowhere else.
         nan_where_unread: the neutral constants of inputs that are off hold NaN; nobody may read them.
     """
 
@@ -55,8 +57,10 @@ class Case:
     bias_fp32: bool = False
     kv_lengths: tuple[int, ...] | None = None
     sinks: int = 0
+    sink_mean: float = 0.0
     score_std: float = 2.5
     nan_past_length: bool = False
+    nan_at: Literal["", "query", "key", "value"] = ""
     nan_where_unread: bool = False
 
     @property
@@ -163,6 +167,12 @@ SCORE_ROWS = [
     plain("sharp_scores", score_std=20.0, dtype="fp16", causal=1),
     plain("huge_scores_fp32", score_std=300.0, head_dim=64),
     plain("huge_scores_bf16", score_std=300.0, head_dim=64, dtype="bf16"),
+    plain("nan_in_a_query", nan_at="query", dtype="fp16", causal=1),
+    plain("nan_in_a_query_fp32", nan_at="query", layout=1),
+    plain("nan_in_a_key", nan_at="key", dtype="bf16", causal=1),
+    plain("nan_in_a_key_fp32", nan_at="key", causal=1, heads_q=4),
+    plain("nan_in_a_value", nan_at="value", dtype="fp16"),
+    ex("nan_in_a_key_shows_in_the_lse", nan_at="key", dtype="fp16", causal=1),
     plain("softcap", softcap=5.0, dtype="fp16"),
     plain("softcap_causal_fp32", softcap=1.5, causal=1, diagonal=1),
     plain("softcap_bf16", softcap=30.0, dtype="bf16", layout=1, score_std=20.0),
@@ -211,6 +221,8 @@ LENGTH_ROWS = [
     ex("lengths", kv_lengths=(17, 53), dtype="fp16"),
     ex("lengths_shared", kv_lengths=(30,), dtype="bf16", layout=1),
     ex("lengths_out_of_range", kv_lengths=(-5, 1000), dtype="fp16"),
+    ex("lengths_out_of_range_bottom_right", kv_lengths=(-5, 1000), causal=1, diagonal=1, dtype="fp16"),
+    ex("lengths_of_int32_limits", kv_lengths=(-(2**31), 2**31 - 1), diagonal=1, window_left=3, window_right=3),
     ex("lengths_top_left", kv_lengths=(11, 45), causal=1, dtype="fp16"),
     ex("lengths_bottom_right", kv_lengths=(11, 45), causal=1, diagonal=1, dtype="fp16"),
     ex("lengths_bottom_right_fp32", kv_lengths=(0, 50), causal=1, diagonal=1, heads_q=4),
@@ -225,6 +237,8 @@ SINK_ROWS = [
     ex("sinks", sinks=2, dtype="fp16"),
     ex("sink_shared", sinks=1, dtype="bf16", causal=1, heads_q=4),
     ex("sinks_fp32", sinks=2, heads_q=6, layout=1),
+    ex("sinks_far_above_the_scores", sinks=2, sink_mean=150.0, dtype="fp16"),
+    ex("sinks_far_below_the_scores_fp32", sinks=2, sink_mean=-150.0),
     ex("sinks_of_keyless_rows", sinks=2, causal=1, diagonal=1, seqlen_q=71, seqlen_kv=19, dtype="fp16"),
     ex("sinks_without_keys", sinks=2, seqlen_kv=0, dtype="fp16"),
     ex(

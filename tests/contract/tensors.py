@@ -49,9 +49,12 @@ def make(case: Case) -> Tensors:
     if case.nan_past_length:
         past = reference.lengths_of_keys(lengths, case.batch, case.seqlen_kv)[:, None, None, None]
         key, value = (np.where(np.arange(case.seqlen_kv)[:, None] >= past, np.nan, x) for x in (key, value))
+    if case.nan_at:
+        {"query": query, "key": key, "value": value}[case.nan_at][0, -1, 3, 2] = np.nan
     sinks = None
     if case.sinks:
-        sinks = rng.standard_normal(case.heads_q if case.sinks == 2 else 1).astype(np.float32) * np.float32(3)
+        random = rng.standard_normal(case.heads_q if case.sinks == 2 else 1)
+        sinks = (3 * random + case.sink_mean).astype(np.float32)
     bias = None if case.bias_shape is None else _bias(case, case.bias_shape, rng)
     arrays = (query.astype(dtype), key.astype(dtype), value.astype(dtype), bias, lengths, sinks)
     for array in arrays:

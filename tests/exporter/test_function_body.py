@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -16,9 +17,11 @@ from contract.implementations import run_in_onnxruntime
 from contract.node_model import feeds, inputs_of, model_of, model_of_case, node_of, results
 from contract.tolerance import why_lse_rejected, why_rejected
 from onnx import shape_inference
+from onnxruntime.capi import onnxruntime_pybind11_state as onnxruntime_errors
 
 from flash_export.errors import UnsupportedModel
 from flash_export.function_body import functions_for
+from flash_export.function_builder import FunctionBuilder
 from flash_export.op import DOMAIN, OPERATORS, VERSION, register_schemas
 
 OPSETS = (11, 12, 13, 14, 15, 17, 18, 21, 23)
@@ -49,6 +52,62 @@ def failures_in_one_file(cases: list[Case], opset: int) -> dict[str, list[str]]:
             failures[case.name] = reasons
         outputs = outputs[count:]
     return failures
+
+
+Change = Callable[[str, tuple[ir.Value, ...]], tuple[str, tuple[ir.Value, ...]]]
+
+
+def swapped(op_type: str, inputs: tuple[ir.Value, ...]) -> tuple[str, tuple[ir.Value, ...]]:
+    """The node with its first two inputs exchanged."""
+    return op_type, (inputs[1], inputs[0])
+
+
+def skipped(position: int) -> Change:
+    """The node gone: it passes one of its inputs on."""
+    return lambda op_type, inputs: ("Identity", (inputs[position],))
+
+
+SEEDED_FAULTS: dict[str, Change] = {
+    "within_length": swapped,
+    "before_window": swapped,
+    "after_window": swapped,
+    "value_within_length": skipped(1),
+    "lengths": skipped(1),
+    "probs_or_zero": skipped(1),
+    "row_max": skipped(2),
+    "row_sum_or_one": skipped(2),
+    "largest": skipped(0),
+    "shown_by_bias": skipped(0),
+    "capped": skipped(2),
+    "kv_head_of": lambda op_type, inputs: ("Mod", inputs),
+    "scaled_query": skipped(0),
+}
+"""Name of a value in the body -> what goes wrong with the node that makes it."""
+
+
+@pytest.mark.parametrize("name", SEEDED_FAULTS)
+def test_the_table_catches_a_seeded_fault_in_the_body(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = FunctionBuilder.op
+    seeded = []
+
+    def op(self: FunctionBuilder, op_type: str, value: str, *inputs: ir.Value, **attributes: object) -> ir.Value:
+        if value == name:
+            seeded.append(value)
+            op_type, inputs = SEEDED_FAULTS[name](op_type, inputs)
+            attributes = {}
+        return right(self, op_type, value, *inputs, **attributes)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(FunctionBuilder, "op", op)
+    assert any(fails(case) for case in CASES), f"no row of the table notices {name}"
+    assert seeded
+
+
+def fails(case: Case) -> bool:
+    """Whether the case's numbers are rejected, or its body does not even run."""
+    try:
+        return bool(failures_in_one_file([case], 18))
+    except (onnxruntime_errors.RuntimeException, onnxruntime_errors.InvalidArgument):
+        return True
 
 
 def ops_in_body(name: str, opset: int = 18) -> list[str]:
