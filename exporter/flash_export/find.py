@@ -38,7 +38,9 @@ def find(model: ir.Model) -> list[Site]:
     """
     opset = model.opset_imports.get("", 1)
     g.ensure_names(model.graph)
-    region = _region(model.graph, opset, None, _inferred(model))
+    region = _region(model.graph, opset, None)
+    if region.shapes.unknown:
+        region = _region(model.graph, opset, None, _inferred(model))
     sites: list[Site] = []
     candidates: list[_Candidate] = []
     for node in model.graph:
@@ -55,9 +57,7 @@ def find(model: ir.Model) -> list[Site]:
 
 
 def _inferred(model: ir.Model) -> dict[str, ir.TypeAndShape]:
-    """What onnx's shape inference says of the values for which the file states no shape (the legacy exporter's)."""
-    if all(v.shape is not None and v.dtype is not None for node in model.graph for v in node.outputs):
-        return {}
+    """What onnx's shape inference says of values for which neither the file nor our own rules know a shape."""
     copy = model.clone()
     ShapeInferencePass(check_type=False, strict_mode=False)(copy)
     return {str(v.name): ir.TypeAndShape(v.type, v.shape) for node in copy.graph for v in node.outputs}

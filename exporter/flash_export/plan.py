@@ -18,6 +18,7 @@ from flash_export.layout import MOVE_COST, Axes, Axis, Chain, Move, arrange, fol
 from flash_export.masks import BiasPart, MaskPlan, plan_masks
 from flash_export.op import LAYOUT_BHSD, LAYOUT_BSHD, Attributes
 from flash_export.region import Region
+from flash_export.shapes import ONE, Dim, Shape
 
 DTYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT)
 SPLIT_COST = 8.0
@@ -338,21 +339,24 @@ def _bias_shape(biases: tuple[BiasFeed, ...], region: Region) -> list[int | str 
     """The bias's shape for the report: numbers, names of dynamic dims, None where only run time knows."""
     if not biases:
         return None
-    shapes = []
-    for feed in (f for b in biases for f in b.feeds):
-        shape = list(region.shapes.shape(feed.value) or ())
-        for move in feed.moves:
-            if move.op == "Squeeze":
-                shape = [d for i, d in enumerate(shape) if i not in move.numbers]
-            elif move.op == "Unsqueeze":
-                for axis in sorted(move.numbers):
-                    shape.insert(axis, type(shape[0]).of(1) if shape else None)  # type: ignore[arg-type]
-            elif move.op == "Transpose":
-                shape = [shape[i] for i in move.numbers]
-            else:
-                shape = [shape[i] if n == 0 else type(shape[0]).of(n) for i, n in enumerate(move.numbers)]
-        shapes.append(tuple(shape))
+    shapes = [_moved(region.shapes.shape(f.value) or (), f.moves) for b in biases for f in b.feeds]
     result = region.shapes.broadcast(shapes)
     if result is None:
         return None
     return [d.static if d.static is not None else d.symbol if not str(d).startswith("?") else None for d in result]
+
+
+def _moved(shape: Shape, moves: Iterable[Move]) -> Shape:
+    """The shape after the moves."""
+    for move in moves:
+        if move.op == "Squeeze":
+            shape = tuple(d for i, d in enumerate(shape) if i not in move.numbers)
+        elif move.op == "Unsqueeze":
+            rest = iter(shape)
+            rank = len(shape) + len(move.numbers)
+            shape = tuple(ONE if i in move.numbers else next(rest) for i in range(rank))
+        elif move.op == "Transpose":
+            shape = tuple(shape[i] for i in move.numbers)
+        else:
+            shape = tuple(shape[i] if n == 0 else Dim.of(n) for i, n in enumerate(move.numbers))
+    return shape

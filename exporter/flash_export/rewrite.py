@@ -69,6 +69,8 @@ class _Builder:
         self._node_names = {str(n.name) for n in graph}
         self._constants: dict[tuple[str, bytes, tuple[int, ...]], ir.Value] = {}
         self._biases: dict[object, ir.Value] = {}
+        # One attention may read another's output: plans name the values that find saw.
+        self._replaced: dict[ir.Value, ir.Value] = {}
 
     def replace(self, plan: Plan) -> None:
         """Emits the node of ``plan`` and hands its result to all who read the old output."""
@@ -110,9 +112,10 @@ class _Builder:
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         old.name = self._unique(f"{name}/replaced")
         new.name = name
+        self._replaced[old] = new
 
     def _feed(self, feed: Feed, place: ir.Node, prefix: str) -> ir.Value:
-        return self._move(feed.value, feed.moves, place, prefix)
+        return self._move(self._replaced.get(feed.value, feed.value), feed.moves, place, prefix)
 
     def _move(self, value: ir.Value, moves: Iterable[Move], place: ir.Node, prefix: str) -> ir.Value:
         for move in moves:

@@ -242,6 +242,11 @@ class Shapes:
         for node in graph:
             self._infer(node)
 
+    @property
+    def unknown(self) -> bool:
+        """True when some value's rank or element type is known neither from the file nor by a rule."""
+        return any(shape is None or self.dtype(value) is None for value, shape in self._shapes.items())
+
     def shape(self, value: ir.Value | None) -> Shape | None:
         """The shape of ``value``; None when not even its rank is known."""
         if value is None:

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small attention graphs in onnx's text form, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+from exporter.torch_exports import run
+
+from flash_export.find import find
+from flash_export.rewrite import rewrite
+from flash_export.sites import Site
+
+QKV = "float[B, 4, S, 8] q, float[B, 4, T, 8] k, float[B, 4, T, 8] v"
+OUT = "float[B, 4, S, 8] out"
+CONSTANTS = (
+    "float scale = {0.5}, float zero = {0.0}, float hidden = {-inf}, float lowest = {-3.4028234663852886e+38}, "
+    "int64[1] ax0 = {0}, int64[1] ax1 = {1}, int64[1] ax2 = {2}, int64[1] ax3 = {3}, int64 i0 = {0}, int64 i1 = {1}, "
+    "int64 i2 = {2}, bool yes = {1}"
+)
+PRODUCT = "kt = Transpose <perm = [0, 1, 3, 2]> (k)\n scores = MatMul (q, kt)\n scaled = Mul (scores, scale)\n"
+REST = "probs = Softmax <axis = -1> (masked)\n out = MatMul (probs, v)\n"
+LENGTHS = (
+    "q_shape = Shape (q)\n k_shape = Shape (k)\n rows = Gather <axis = 0> (q_shape, i2)\n"
+    "columns = Gather <axis = 0> (k_shape, i2)\n row = Range (i0, rows, i1)\n column = Range (i0, columns, i1)\n"
+    "i = Unsqueeze (row, ax1)\n j = Unsqueeze (column, ax0)\n"
+)
+
+
+def model(
+    body: str, *, inputs: str = QKV, outputs: str = OUT, constants: str = CONSTANTS, opset: int = 18
+) -> onnx.ModelProto:
+    """The parsed and checked model; onnx's text form knows no -inf, so -12345 is written for it."""
+    text = (
+        f'<ir_version: 9, opset_import: ["" : {opset}]>\nmain ({inputs}) => ({outputs})\n<{constants}>\n{{\n{body}}}\n'
+    )
+    proto = onnx.parser.parse_model(text.replace("-inf", "-12345.0"))
+    for initializer in proto.graph.initializer:
+        if initializer.data_type == onnx.TensorProto.FLOAT and onnx.numpy_helper.to_array(initializer) == -12345.0:
+            initializer.CopyFrom(onnx.numpy_helper.from_array(np.array(-np.inf, np.float32), initializer.name))
+    onnx.checker.check_model(proto, full_check=True)
+    return proto
+
+
+def attention(mask: str, **extra: str | int) -> onnx.ModelProto:
+    """Attention over ``scaled`` with the lines of ``mask`` making ``masked``."""
+    return model(LENGTHS + PRODUCT + mask + "\n" + REST, **extra)  # type: ignore[arg-type]
+
+
+def fuse(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[Site]]:
+    """The model with every attention fused that can be, checked, and its sites."""
+    converted = ir.from_proto(proto)
+    sites = find(converted)
+    rewrite(converted, sites)
+    fused = ir.to_proto(converted)
+    onnx.checker.check_model(fused, full_check=True, check_custom_domain=True)
+    return fused, sites
+
+
+def only(sites: Sequence[Site]) -> Site:
+    """The only site."""
+    assert len(sites) == 1, [s.name for s in sites]
+    return sites[0]
+
+
+def numbers(
+    sizes: Mapping[str, int], seed: int = 0, *, heads: int = 4, depth: int = 8
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Random fp32 Q, K and V for B, S and T of ``sizes``."""
+    random = np.random.default_rng(seed)
+    shapes = [(sizes["B"], heads, n, depth) for n in (sizes["S"], sizes["T"], sizes["T"])]
+    q, k, v = (random.standard_normal(s).astype(np.float32) for s in shapes)
+    return q, k, v
+
+
+def both(proto: onnx.ModelProto, fused: onnx.ModelProto, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The first output of the two models on the same inputs."""
+    return run(proto.SerializeToString(), inputs)[0], run(fused.SerializeToString(), inputs)[0]
+
+
+def code(proto: onnx.ModelProto) -> str:
+    """The only site's refusal code, or its status."""
+    site = only(find(ir.from_proto(proto)))
+    return site.status if site.reason is None else site.reason.code
+
+
+PLAIN = PRODUCT + "probs = Softmax <axis = -1> (scaled)\n out = MatMul (probs, v)\n"
+"""The body of attention without a mask."""
+
+HEADS = "q0 = MatMul (x, wq)\n k0 = MatMul (x, wk)\n v0 = MatMul (x, wv)\n"
+SPLIT_HEADS = "".join(f"{n}1 = Reshape ({n}0, split)\n {n} = Transpose <perm = [0, 2, 1, 3]> ({n}1)\n" for n in "qkv")
+JOIN = "back = Transpose <perm = [0, 2, 1, 3]> (out4)\n out = Reshape (back, join)\n"
+SHAPES = CONSTANTS + ", int64[4] split = {0, 0, 4, 8}, int64[3] join = {0, 0, 32}"
+PROJECTED = "float[B, S, 32] x, float[32, 32] wq, float[32, 32] wk, float[32, 32] wv"

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention written out is fused, or refused for the node that stands in the way."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+from exporter import graphs
+from exporter.graphs import (
+    code,
+    fuse,
+    model,
+    only,
+)
+
+REFUSED = {
+    "unknown_operator": graphs.PRODUCT + "masked = Relu (scaled)\n" + graphs.REST,
+    "scale_not_scalar": graphs.PRODUCT + "masked = Mul (scaled, t)\n" + graphs.REST,
+    "sink": graphs.PRODUCT
+    + "all = Concat <axis = -1> (scaled, t)\n p = Softmax <axis = -1> (all)\n"
+    + "probs = Slice (p, ax0, m1, ax3)\n out = MatMul (probs, v)\n",
+    "probabilities_changed": graphs.PRODUCT + "p = Softmax (scaled)\n probs = Mul (p, t)\n out = MatMul (probs, v)\n",
+    "softmax_axis": graphs.PRODUCT + "probs = Softmax <axis = 2> (scaled)\n out = MatMul (probs, v)\n",
+    "softcap_form": graphs.PRODUCT + "b = Add (scaled, t)\n masked = Tanh (b)\n" + graphs.REST,
+    "mask_replaces_scores": graphs.PRODUCT
+    + "keep = Greater (t, zero)\n masked = Where (keep, scaled, t)\n"
+    + graphs.REST,
+    "dropout_active": graphs.PRODUCT
+    + "p = Softmax (scaled)\n probs = Dropout (p, scale, yes)\n out = MatMul (probs, v)\n",
+}
+
+
+@pytest.mark.parametrize("expected", REFUSED)
+def test_each_obstacle_has_its_own_reason_and_changes_nothing(expected: str) -> None:
+    proto = model(
+        REFUSED[expected],
+        inputs=graphs.QKV + ", float[B, 4, S, 1] t",
+        constants=graphs.CONSTANTS + ", int64[1] m1 = {-1}",
+    )
+    fused, sites = fuse(proto)
+    site = only(sites)
+    assert site.status == "refused"
+    assert site.reason is not None
+    assert site.reason.code == expected
+    assert site.reason.node
+    assert site.reason.action
+    assert fused.graph.node == ir.to_proto(ir.from_proto(proto)).graph.node
+
+
+def test_softmax_of_opset_11_over_several_axes_is_refused_and_over_the_last_is_fused() -> None:
+    body = graphs.PRODUCT + "probs = Softmax <axis = {}> (scaled)\n out = MatMul (probs, v)\n"
+    for axis, expected in ((1, "softmax_flattens"), (-2, "softmax_flattens"), (3, "fused"), (-1, "fused")):
+        assert code(model(body.replace("{}", str(axis)), opset=11)) == expected
+    default = graphs.PRODUCT + "probs = Softmax (scaled)\n out = MatMul (probs, v)\n"
+    assert code(model(default, opset=11)) == "softmax_flattens"
+    assert code(model(default, opset=13)) == "fused"
+
+
+def test_quantized_products_are_refused_as_such() -> None:
+    body = (
+        graphs.PRODUCT + "low = QuantizeLinear (scaled, scale)\n masked = DequantizeLinear (low, scale)\n" + graphs.REST
+    )
+    assert code(model(body)) == "quantized"

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every softmax and attention operator ends as fused, refused with its own reason, or no attention."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from exporter import graphs
+from exporter.graphs import (
+    HEADS,
+    JOIN,
+    PLAIN,
+    SHAPES,
+    SPLIT_HEADS,
+    attention,
+    both,
+    code,
+    fuse,
+    model,
+    numbers,
+    only,
+)
+from exporter.torch_exports import Wrapped, export, run
+
+from flash_export.find import find
+from flash_export.rewrite import rewrite
+
+NOT_ATTENTION = {
+    "classifier": ("out = Softmax <axis = -1> (x)\n", "float[B, 7] x", "float[B, 7] out"),
+    "linear_head": ("y = MatMul (x, w)\n out = Softmax (y)\n", "float[B, 8] x", "float[B, 7] out"),
+    "gate": (
+        "y = MatMul (x, w)\n g = Softmax (y)\n out = Mul (g, x7)\n",
+        "float[B, 8] x, float[B, 7] x7",
+        "float[B, 7] out",
+    ),
+    "similarity": ("y = MatMul (x, z)\n out = Softmax (y)\n", "float[B, 8] x, float[8, 5] z", "float[B, 5] out"),
+    "mixture": (
+        "y = MatMul (x, w)\n g = Softmax (y)\n out = MatMul (g, e)\n",
+        "float[B, 8] x, float[7, 5] e",
+        "float[B, 5] out",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_ATTENTION)
+def test_a_softmax_that_weighs_no_values_by_scores_is_no_attention(name: str) -> None:
+    body, inputs, outputs = NOT_ATTENTION[name]
+    proto = model(body, inputs=inputs + ", float[8, 7] w", outputs=outputs)
+    weights = onnx.numpy_helper.from_array(np.ones((8, 7), np.float32), "w")
+    proto.graph.input.remove(next(i for i in proto.graph.input if i.name == "w"))
+    proto.graph.initializer.append(weights)
+    assert code(proto) == "not_attention"
+
+
+def test_scores_or_probabilities_that_are_an_output_are_refused_with_what_is_used() -> None:
+    outputs = graphs.OUT + ", float[B, 4, S, T] "
+    assert code(model(PLAIN, outputs=outputs + "probs")) == "probabilities_used"
+    assert code(model(PLAIN, outputs=outputs + "scaled")) == "scores_used"
+    assert code(model(PLAIN + "more = Relu (probs)\n", outputs=outputs + "more")) == "probabilities_used"
+
+
+def test_attention_inside_a_branch_or_a_function_is_refused_as_subgraph() -> None:
+    branch = (
+        "then_branch = inner () => (float[B, 4, S, 8] r) {\n kt = Transpose <perm = [0, 1, 3, 2]> (k)\n"
+        " s = MatMul (q, kt)\n p = Softmax <axis = -1> (s)\n r = MatMul (p, v)\n }"
+    )
+    other = "else_branch = other () => (float[B, 4, S, 8] e) { e = Identity (q) }"
+    proto = model(f"out = If (go) <{branch}, {other}>\n", inputs=graphs.QKV + ", bool go")
+    assert code(proto) == "subgraph"
+    text = (
+        '<ir_version: 9, opset_import: ["" : 18, "local" : 1]>\n'
+        "main (float[2, 4, 5, 8] q, float[2, 4, 7, 8] k, float[2, 4, 7, 8] v) => (float[2, 4, 5, 8] out)\n"
+        "{ out = local.Attend (q, k, v) }\n"
+        '<domain: "local", opset_import: ["" : 18]>\n'
+        "Attend (q, k, v) => (r)\n{\n kt = Transpose <perm = [0, 1, 3, 2]> (k)\n s = MatMul (q, kt)\n"
+        " p = Softmax <axis = -1> (s)\n r = MatMul (p, v)\n}\n"
+    )
+    sites = find(ir.from_proto(onnx.parser.parse_model(text)))
+    assert [s.status for s in sites] == ["refused"]
+
+
+def test_a_second_run_finds_the_nodes_and_changes_nothing() -> None:
+    once, _ = fuse(attention("keep = LessOrEqual (j, i)\n masked = Where (keep, scaled, hidden)"))
+    twice, sites = fuse(once)
+    assert [s.status for s in sites] == ["fused"]
+    assert only(sites).attributes is not None
+    assert only(sites).operator == "FlashAttention"
+    assert twice.SerializeToString(deterministic=True) == once.SerializeToString(deterministic=True)
+
+
+def renamed(proto: onnx.ModelProto, seed: int) -> onnx.ModelProto:
+    """The same graph with every tensor and node called n0, n1, … and the nodes in another valid order."""
+    copy = onnx.ModelProto.FromString(proto.SerializeToString())
+    names = [i.name for i in copy.graph.initializer] + [o for n in copy.graph.node for o in n.output]
+    names = [n for n in dict.fromkeys(names) if n not in {v.name for v in (*copy.graph.input, *copy.graph.output)}]
+    new = {name: f"n{i}" for i, name in enumerate(np.random.default_rng(seed).permutation(names))}
+    for initializer in copy.graph.initializer:
+        initializer.name = new.get(initializer.name, initializer.name)
+    for index, node in enumerate(copy.graph.node):
+        node.name = f"n{index}"
+        node.input[:] = [new.get(x, x) for x in node.input]
+        node.output[:] = [new.get(x, x) for x in node.output]
+    del copy.graph.value_info[:]
+    left, done, order = list(copy.graph.node), {v.name for v in (*copy.graph.input, *copy.graph.initializer)}, []
+    while left:
+        ready = [n for n in left if all(x in done or not x for x in n.input)]
+        pick = ready[-1] if seed % 2 else ready[0]
+        left.remove(pick)
+        order.append(pick)
+        done.update(pick.output)
+    del copy.graph.node[:]
+    copy.graph.node.extend(order)
+    return copy
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_names_and_node_order_do_not_matter(seed: int) -> None:
+    proto = attention(
+        "wide = Unsqueeze (pad, twice)\n keep = LessOrEqual (j, i)\n kept = And (wide, keep)\n"
+        "bias = Where (kept, zero, hidden)\n masked = Add (bias, scaled)",
+        inputs=graphs.QKV + ", bool[B, T] pad",
+        constants=graphs.CONSTANTS + ", int64[2] twice = {1, 2}",
+    )
+    changed = renamed(proto, seed)
+    onnx.checker.check_model(changed, full_check=True)
+    (fused, sites), (_, others) = fuse(changed), fuse(proto)
+    assert only(sites).attributes == only(others).attributes
+    assert only(sites).bias_shape == only(others).bias_shape
+    sizes = {"B": 2, "S": 5, "T": 7}
+    pad = np.ones((2, 7), bool)
+    pad[0, 5:] = False
+    expected, got = both(proto, fused, [*numbers(sizes), pad])
+    np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
+def test_a_graph_of_ten_thousand_nodes_is_read_in_about_a_second() -> None:
+    layers = 48
+    constants = SHAPES + "".join(f", float[32, 32] w{n} = {{{','.join(['0.1'] * 1024)}}}" for n in "qkv")
+    body = "x0 = Identity (x)\n"
+    for i in range(layers):
+        layer = HEADS + SPLIT_HEADS + PLAIN.replace("out =", "out4 =") + JOIN.replace("out =", "y =")
+        layer += "t0 = Add (y, x)\n" + "".join(f"t{j + 1} = Relu (t{j})\n" for j in range(180))
+        lines = [part.strip() for part in layer.splitlines()]
+        made = [line.split(" = ")[0] for line in lines]
+        for line in lines:
+            words = line.replace("(", "( ").replace(")", " )").replace(",", " ,").split(" ")
+            body += " ".join(f"{w}_{i}" if w in made else (f"x{i}" if w == "x" else w) for w in words) + "\n"
+        body += f"x{i + 1} = Identity (t180_{i})\n"
+    outputs = f"float[B, S, 32] x{layers}"
+    text = f'<ir_version: 9, opset_import: ["" : 18]>\nmain (float[B, S, 32] x) => ({outputs})\n<{constants}>\n'
+    converted = ir.from_proto(onnx.parser.parse_model(text.replace("-inf", "-1.0") + "{\n" + body + "}\n"))
+    assert converted.graph.num_nodes() > 9000
+    start = time.process_time()
+    sites = find(converted)
+    seconds = time.process_time() - start
+    assert [s.status for s in sites] == ["fused"] * layers
+    assert seconds < 3, seconds
+    assert rewrite(converted, sites) == layers
+
+
+def test_what_programs_share_is_kept_for_those_that_stay(tmp_path: Path) -> None:
+    """One K for two attentions and as an output: both are fused, the output keeps its name and value."""
+
+    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        key = k.transpose(-1, -2) * 2.0
+        first = torch.softmax(q @ key, -1) @ v
+        return torch.softmax(first @ key, -1) @ v, key
+
+    inputs = [torch.from_numpy(x) for x in numbers({"B": 2, "S": 5, "T": 7})]
+    export(Wrapped(forward), inputs, tmp_path / "shared.onnx", "dynamo18")
+    converted = ir.load(tmp_path / "shared.onnx")
+    names = [v.name for v in converted.graph.outputs]
+    sites = find(converted)
+    assert rewrite(converted, sites) == 2
+    assert [v.name for v in converted.graph.outputs] == names
+    got = run(ir.to_proto(converted).SerializeToString(), [x.numpy() for x in inputs])
+    for output, right in zip(got, forward(*inputs), strict=True):
+        np.testing.assert_allclose(output, right.numpy(), atol=1e-5, rtol=0)

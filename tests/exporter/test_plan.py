@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node's layout, heads and type are those that leave the least around it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from exporter import graphs
+from exporter.graphs import (
+    HEADS,
+    JOIN,
+    PLAIN,
+    PROJECTED,
+    SHAPES,
+    SPLIT_HEADS,
+    both,
+    code,
+    fuse,
+    model,
+    numbers,
+    only,
+)
+
+
+def test_separate_projections_give_layout_0_and_no_transpose_stays() -> None:
+    body = HEADS + SPLIT_HEADS + PLAIN.replace("out =", "out4 =") + JOIN
+    proto = model(body, inputs=PROJECTED, outputs="float[B, S, 32] out", constants=SHAPES)
+    fused, sites = fuse(proto)
+    site = only(sites)
+    assert site.attributes is not None
+    assert site.attributes.layout == 0
+    assert sorted(n.op_type for n in fused.graph.node) == ["FlashAttention", "MatMul", "MatMul", "MatMul"]
+    assert set(site.boundary) == {"q0", "k0", "v0"}
+    assert (site.query_source, site.key_source, site.output) == ("q0", "k0", "out")
+    x, *w = (
+        np.random.default_rng(i).standard_normal(s).astype(np.float32) * 0.4
+        for i, s in enumerate([(2, 5, 32)] + [(32, 32)] * 3)
+    )
+    expected, got = both(proto, fused, [x, *w])
+    np.testing.assert_allclose(got, expected, atol=1e-5, rtol=0)
+
+
+def test_three_slices_of_one_packed_projection_stay_in_layout_1() -> None:
+    body = "p = MatMul (x, w)\n q0, k0, v0 = Split <axis = 2, num_outputs = 3> (p)\n" + SPLIT_HEADS
+    body += PLAIN.replace("out =", "out4 =") + JOIN
+    proto = model(body, inputs="float[B, S, 32] x, float[32, 96] w", outputs="float[B, S, 32] out", constants=SHAPES)
+    fused, sites = fuse(proto)
+    assert only(sites).attributes is not None
+    assert only(sites).attributes.layout == 1
+    random = np.random.default_rng(3)
+    inputs = [random.standard_normal(s).astype(np.float32) * 0.5 for s in ((3, 7, 32), (32, 96))]
+    expected, got = both(proto, fused, inputs)
+    np.testing.assert_allclose(got, expected, atol=1e-5, rtol=0)
+
+
+def test_three_dimensional_attention_is_fused_as_one_head() -> None:
+    body = (
+        "kt = Transpose <perm = [0, 2, 1]> (k)\n s = MatMul (q, kt)\n scores = Mul (s, scale)\n"
+        "biased = Add (scores, m)\n probs = Softmax <axis = -1> (biased)\n out = MatMul (probs, v)\n"
+    )
+    proto = model(
+        body,
+        inputs="float[N, S, 8] q, float[N, T, 8] k, float[N, T, 5] v, float[N, 1, T] m",
+        outputs="float[N, S, 5] out",
+    )
+    fused, sites = fuse(proto)
+    site = only(sites)
+    assert site.attributes is not None
+    assert (site.attributes.q_num_heads, site.attributes.layout, site.v_head_dim) == (1, 0, 5)
+    random = np.random.default_rng(4)
+    inputs = [random.standard_normal(s).astype(np.float32) for s in ((6, 5, 8), (6, 7, 8), (6, 7, 5), (6, 1, 7))]
+    expected, got = both(proto, fused, inputs)
+    np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
+def test_one_key_head_for_all_queries_is_multi_query_without_an_expand() -> None:
+    proto = model(PLAIN, inputs="float[B, 4, S, 8] q, float[B, 1, T, 8] k, float[B, 1, T, 8] v")
+    fused, sites = fuse(proto)
+    assert only(sites).attributes is not None
+    assert (only(sites).attributes.q_num_heads, only(sites).attributes.kv_num_heads) == (4, 1)
+    q, k, v = numbers({"B": 2, "S": 5, "T": 7})
+    expected, got = both(proto, fused, [q, k[:, :1], v[:, :1]])
+    np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
+def test_tiled_key_heads_are_not_mistaken_for_groups() -> None:
+    """repeat() puts head h beside h + Hkv; a group would put it beside h."""
+    body = (
+        "k5 = Unsqueeze (k2, ax1)\n ke = Expand (k5, five)\n k = Reshape (ke, four)\n"
+        "v5 = Unsqueeze (v2, ax1)\n ve = Expand (v5, five)\n v = Reshape (ve, four)\n" + PLAIN
+    )
+    proto = model(
+        body,
+        inputs="float[2, 4, 5, 8] q, float[2, 2, 7, 8] k2, float[2, 2, 7, 8] v2",
+        outputs="float[2, 4, 5, 8] out",
+        constants=graphs.CONSTANTS + ", int64[5] five = {2, 2, 2, 7, 8}, int64[4] four = {2, 4, 7, 8}",
+    )
+    fused, sites = fuse(proto)
+    assert only(sites).status == "fused"
+    assert only(sites).attributes.kv_num_heads == 4  # type: ignore[union-attr]
+    q, k, v = numbers({"B": 2, "S": 5, "T": 7})
+    expected, got = both(proto, fused, [q, k[:, :2], v[:, :2]])
+    np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
+def test_a_query_that_is_broadcast_over_the_batch_is_refused() -> None:
+    proto = model(
+        PLAIN,
+        inputs="float[1, 4, S, 8] q, float[3, 4, T, 8] k, float[3, 4, T, 8] v",
+        outputs="float[3, 4, S, 8] out",
+    )
+    assert code(proto) == "query_broadcast"
+
+
+def test_scores_in_fp32_between_casts_become_one_fp16_node() -> None:
+    inputs = "float16[B, 4, S, 8] q16, float16[B, 4, T, 8] k16, float16[B, 4, T, 8] v16"
+    body = "q = Cast <to = 1> (q16)\n k = Cast <to = 1> (k16)\n" + graphs.PRODUCT
+    body += "p = Softmax <axis = -1> (scaled)\n p16 = Cast <to = 10> (p)\n out = MatMul (p16, v16)\n"
+    proto = model(body, inputs=inputs, outputs="float16[B, 4, S, 8] out")
+    fused, sites = fuse(proto)
+    assert [n.op_type for n in fused.graph.node] == ["FlashAttention"]
+    assert set(only(sites).boundary) == {"q16", "k16", "v16"}
+    half = [x.astype(np.float16) for x in numbers({"B": 2, "S": 5, "T": 7})]
+    expected, got = both(proto, fused, half)
+    assert got.dtype == np.float16
+    np.testing.assert_allclose(got.astype(np.float32), expected.astype(np.float32), atol=4e-3, rtol=0)
+
+
+def test_a_graph_that_goes_on_in_fp32_keeps_its_fp32_result() -> None:
+    inputs = "float16[B, 4, S, 8] q16, float16[B, 4, T, 8] k16, float16[B, 4, T, 8] v16"
+    body = "".join(f"{n} = Cast <to = 1> ({n}16)\n" for n in "qkv") + PLAIN
+    fused, sites = fuse(model(body, inputs=inputs))
+    assert only(sites).status == "fused"
+    assert set(only(sites).boundary) == {"q", "k", "v"}
+    assert fused.graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dims are polynomials: equal when they are, divided when that is exact, and never guessed."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+from exporter.graphs import model
+
+from flash_export.shapes import Dim, Shapes
+
+B, S = Dim.named("B"), Dim.named("S")
+
+
+@pytest.mark.parametrize(
+    ("text", "dim"),
+    [
+        ("4*B", Dim.of(4) * B),
+        ("B*S", B * S),
+        ("S + 1", S + Dim.of(1)),
+        ("2*B*S", Dim.of(2) * B * S),
+        ("S+B", B + S),
+    ],
+)
+def test_a_dim_param_that_is_a_formula_is_read_as_one(text: str, dim: Dim) -> None:
+    assert Dim.named(text) == dim
+
+
+@pytest.mark.parametrize("text", ["S - 1", "(S+1)*B", "S//2", "floor(S/2)", "a b", "Max(1, S)"])
+def test_a_dim_param_of_another_form_is_one_opaque_name(text: str) -> None:
+    assert Dim.named(text).symbols == {text}
+
+
+def test_division_is_exact_or_not_at_all() -> None:
+    assert (Dim.of(12) * B).divided(Dim.of(4)) == Dim.of(3) * B
+    assert (Dim.of(12) * B).divided(B) == Dim.of(12)
+    assert (B + S).divided(B + S) == Dim.of(1)
+    assert (Dim.of(4) * (B + S)).divided(B + S) == Dim.of(4)
+    assert Dim.of(7).divided(Dim.of(2)) is None
+    assert B.divided(S) is None
+    assert (B + S).divided(B) is None
+
+
+def shapes(body: str, inputs: str, outputs: str, constants: str) -> dict[str, str]:
+    converted = ir.from_proto(model(body, inputs=inputs, outputs=outputs, constants=constants))
+    known = Shapes(converted.graph)
+    return {str(v.name): str(known.shape(v)) for n in converted.graph for v in n.outputs}
+
+
+def test_reshape_targets_computed_in_the_graph_are_known() -> None:
+    found = shapes(
+        "s = Shape (x)\n b = Gather (s, i0)\n bh = Mul (b, four)\n u = Unsqueeze (bh, ax)\n"
+        "t = Concat <axis = 0> (u, rest)\n y = Reshape (x, t)\n",
+        "float[B, 4, S, 8] x",
+        "float[N, S, 8] y",
+        "int64 i0 = {0}, int64 four = {4}, int64[1] ax = {0}, int64[2] rest = {-1, 8}",
+    )
+    assert found["y"] == "(4*B, S, 8)"
+
+
+def test_two_names_that_met_in_a_product_are_one_length() -> None:
+    known = Shapes(ir.from_proto(model("y = Relu (x)\n", inputs="float[B] x", outputs="float[B] y")).graph)
+    known.unify(B, S)
+    assert known.normal(B * Dim.of(2)) == known.normal(S * Dim.of(2))
