@@ -62,6 +62,11 @@ class Tensors {
   // "" or the first byte around or between the output's rows that changed.
   std::string checkGuards() const;
   double output(int b, int h, int row, int d) const { return mOutput.at(b, h, row, d); }
+  float lse(int b, int h, int row) const {
+    return mLse[size_t((b * mProblem.heads_q + h) * mProblem.seqlen_q + row)];
+  }
+  void setQuery(int b, int h, int row, int d, double x) { mQuery.set(b, h, row, d, x); }
+  void setValue(int b, int h, int row, int d, double x) { mValue.set(b, h, row, d, x); }
 
  private:
   struct Tensor {

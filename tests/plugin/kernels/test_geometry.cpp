@@ -156,15 +156,31 @@ TEST(the_eight_rows_of_an_ldmatrix_phase_touch_all_banks_once) {
   }
 }
 
-TEST(staging_an_output_fragment_conflicts_on_no_bank) {
-  // 16 bits: 32 lanes store 4 bytes each, rows lane/4, words lane%4 of one chunk. fp32: 16 lanes store 8
-  // bytes.
-  for (int chunks : {8, 16, 32}) {
+TEST(staging_an_output_fragment_of_16_bit_elements_conflicts_on_no_bank) {
+  // 32 lanes store 4 bytes each: rows lane / 4, words lane % 4 of one chunk.
+  for (int chunks : {4, 8, 16, 32}) {
     std::set<uint32_t> banks;
     for (int lane = 0; lane < 32; ++lane) {
       banks.insert((swizzled(fragmentRow(lane, 0), 3, chunks) / 4 + uint32_t(lane % 4)) % 32);
     }
-    EXPECT(banks.size() == 32, chunks << " chunks of 16-bit elements");
+    EXPECT(banks.size() == 32, chunks << " chunks");
+  }
+}
+
+TEST(the_loads_of_the_scalar_products_conflict_on_no_bank) {
+  // A 128-bit load is served 8 lanes at a time. Lanes that read the same address share it; others must differ
+  // in banks.
+  for (int chunks : {8, 16, 32, 64}) {
+    for (int first_lane = 0; first_lane < 32; first_lane += 8) {
+      std::set<uint32_t> query, query_banks, key, key_banks;
+      for (int lane = first_lane; lane < first_lane + 8; ++lane) {
+        query.insert(swizzled(fragmentRow(lane, 0), 5, chunks));
+        query_banks.insert(swizzled(fragmentRow(lane, 0), 5, chunks) / 16 % 8);
+        key.insert(swizzled(fragmentColumn(lane, 0), 5, chunks));
+        key_banks.insert(swizzled(fragmentColumn(lane, 0), 5, chunks) / 16 % 8);
+      }
+      EXPECT(query.size() == query_banks.size() && key.size() == key_banks.size(), chunks << " chunks");
+    }
   }
 }
 

@@ -20,6 +20,7 @@ KERNELS = REPOSITORY / "plugin/kernels"
 TESTS = REPOSITORY / "tests/plugin/kernels"
 UNITS = ["fp16_plain", "fp16_general", "bf16_plain", "bf16_general", "fp32"]
 FLAGS = ["-std=c++20", "-O1", "-ffp-contract=off"]
+pytestmark = pytest.mark.xdist_group("seeded_faults")  # one worker compiles what all share
 SEEDS = ("1", "7")
 """Two schedules a fault: a race that shows only when the right thread comes first is no catch."""
 
