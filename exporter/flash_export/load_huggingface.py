@@ -227,8 +227,9 @@ def _from_pretrained(cls: Any, folder: Path, dtype: Any, config: dict[str, Any])
     # SDPA has no soft cap; a model without SDPA writes its attention out itself.
     capped = isinstance(text, dict) and text.get("attn_logit_softcapping") is not None
     try:
-        module = cls.from_pretrained(
+        module, found = cls.from_pretrained(
             folder,
+            output_loading_info=True,
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
@@ -243,6 +244,15 @@ def _from_pretrained(cls: Any, folder: Path, dtype: Any, config: dict[str, Any])
             need=f"a folder that transformers loads as {cls.__name__}",
             do="check that the folder was copied whole",
         ) from error
+    missing = sorted(found["missing_keys"])
+    if missing:  # transformers would go on with random numbers in their place
+        raise UsageError(
+            "the folder lacks weights of its model",
+            where=str(folder),
+            got=f"{len(missing)} missing, {', '.join(missing[:3])}",
+            need=f"every weight of {cls.__name__}, which config.json names",
+            do="check that every shard was copied, and that architectures in config.json is the saved model's",
+        )
     for part in module.modules():
         if hasattr(part, "config"):
             part.config.use_cache = False  # a cache is state between calls, and no tensor to return

@@ -2,7 +2,8 @@
 """Step 6: the fused model, its unfused twin, their weights and the report appear together, or nothing does.
 
 Everything is written into a hidden folder beside the output, synced to disk, and renamed into place one file each,
-the fused ``.onnx`` last. A full disk or a kill at any moment leaves the files that were there before, whole:
+the fused ``.onnx`` last. A full disk leaves the files that were there before; so does a kill, except that it may fall
+between two renames, and then each file is whole and old or new:
 
 - the weights' file is named after its content, so that new weights never replace those an older ``.onnx`` refers to;
 - weights that nothing refers to any more go only after the last rename;
@@ -14,25 +15,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import hashlib
 import json
 import os
 import re
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import onnx_ir as ir
 
 from flash_export.errors import MissingHere, UsageError, UserError
+from flash_export.save_weights import tensors_of, write_model, write_synced, write_weights
 
 INLINE_LIMIT_BYTES = 100 * 1000 * 1000
 """Weights above this lie in a file of their own: protobuf ends at 2 GB, and a big file is slow to parse."""
-SMALL_TENSOR_BYTES = 4096
-"""A tensor below this stays in the ``.onnx``: shapes and scales are read by tools that do not open the data file."""
-ALIGNMENT_BYTES = 4096
-"""A page, so that runtimes can map the weights instead of reading them."""
 REPORT = "report.json"
 
 
@@ -75,13 +72,14 @@ class Staged:
             report_path.parent.mkdir(parents=True, exist_ok=True)
             old = _data_of(self.output) | _data_of(unfused_path(self.output))
             staged_report = self.folder / REPORT
-            _write(staged_report, json.dumps(report, indent=2, default=str).encode() + b"\n")
-            if self.data is not None:
-                self.data.replace(target / self.data.name)
-            if unfused != self.unfused:
-                self.unfused.replace(unfused)
-            _move(staged_report, report_path)
-            self.fused.replace(self.output)
+            write_synced(staged_report, json.dumps(report, indent=2, default=str).encode() + b"\n")
+            with _all_or_nothing(self.folder) as move:
+                if self.data is not None:
+                    move(self.data, target / self.data.name)
+                if unfused != self.unfused:
+                    move(self.unfused, unfused)
+                move(staged_report, report_path)
+                move(self.fused, self.output)
             _sync_folder(target)
         data = None if self.data is None else target / self.data.name
         used = _data_of(self.output) | _data_of(unfused_path(self.output))
@@ -161,108 +159,48 @@ def check_output(output: Path) -> None:
 
 def _write_models(fused: ir.Model, unfused: Path, output: Path, folder: Path, keep_unfused: bool) -> Staged:
     twin = ir.load(unfused)
-    own, other = _weights(fused), _weights(twin)
+    own, other = tensors_of(fused), tensors_of(twin)
     outside = any(isinstance(tensor, ir.ExternalTensor) for tensor in other)
     data = None
     if outside or sum(tensor.nbytes for tensor in own) > INLINE_LIMIT_BYTES:
-        data = _write_data(own + other if keep_unfused else own, output, folder)
+        data = write_weights(own + other if keep_unfused else own, folder, output.stem)
     fused_path, twin_path = folder / output.name, folder / unfused_path(output).name
-    _write_model(fused, fused_path, data)
+    write_model(fused, fused_path, data)
     if keep_unfused:
-        _write_model(twin, twin_path, data)
+        write_model(twin, twin_path, data)
     path = None if data is None else data.path
     return Staged(fused_path, twin_path if keep_unfused else unfused, output, path, folder)
 
 
-def _weights(model: ir.Model) -> list[ir.TensorProtocol]:
-    return [v.const_value for graph in model.graphs() for v in graph.initializers.values() if v.const_value is not None]
+@contextlib.contextmanager
+def _all_or_nothing(folder: Path) -> Iterator[Callable[[Path, Path], None]]:
+    """Gives ``move(source, target)``. Where a move fails, the targets of those before it are as they were."""
+    done: list[tuple[Path, Path | None]] = []
 
+    def move(source: Path, target: Path) -> None:
+        kept = folder / f"old-{len(done)}" if target.exists() else None
+        if kept is not None:
+            _keep(target, kept)
+        _move(source, target)
+        done.append((target, kept))
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Data:
-    """The weights' file. ``places`` says by a tensor's identity where its bytes lie: (offset, length)."""
-
-    path: Path
-    places: dict[int, tuple[int, int]]
-
-
-def _write_data(weights: list[ir.TensorProtocol], output: Path, folder: Path) -> _Data | None:
-    """All tensors that are not small, each content once; named after the content, so equal weights share a name."""
-    path = folder / "weights"
-    by_content: dict[bytes, tuple[int, int]] = {}
-    places: dict[int, tuple[int, int]] = {}
-    with path.open("wb") as file:
-        for tensor in filter(_goes_outside, weights):
-            content = memoryview(tensor.tobytes())
-            digest = hashlib.sha256(content).digest()
-            if digest not in by_content:
-                file.write(b"\0" * (-file.tell() % ALIGNMENT_BYTES))
-                by_content[digest] = (file.tell(), len(content))
-                file.write(content)
-            places[id(tensor)] = by_content[digest]
-        file.flush()
-        os.fsync(file.fileno())
-    if not places:
-        path.unlink()
-        return None
-    name = hashlib.sha256(b"".join(by_content)).hexdigest()[:16]
-    return _Data(path.rename(folder / f"{output.stem}.{name}.data"), places)
-
-
-def _goes_outside(tensor: ir.TensorProtocol) -> bool:
-    return tensor.nbytes >= SMALL_TENSOR_BYTES and tensor.dtype != ir.DataType.STRING
-
-
-def _write_model(model: ir.Model, path: Path, data: _Data | None) -> None:
-    """Writes one ``.onnx``. The model itself is as before afterwards: its tensors are put back."""
-    _inline_attributes(model)
-    changed: list[tuple[ir.Value, ir.TensorProtocol]] = []
     try:
-        for value in [v for graph in model.graphs() for v in graph.initializers.values()]:
-            tensor = value.const_value
-            if tensor is None or (data is None and not isinstance(tensor, ir.ExternalTensor)):
-                continue
-            changed.append((value, tensor))
-            value.const_value = _placed(tensor, data)
-        _write(path, ir.to_proto(model).SerializeToString())
-    finally:
-        for value, tensor in changed:
-            value.const_value = tensor
+        yield move
+    except BaseException:
+        for target, kept in reversed(done):
+            if kept is None:
+                target.unlink(missing_ok=True)
+            else:
+                _move(kept, target)
+        raise
 
 
-def _inline_attributes(model: ir.Model) -> None:
-    """A Constant node may keep its tensor in a file too; its values are taken into the node."""
-    for node in model.graph.all_nodes():
-        for name, attribute in node.attributes.items():
-            if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
-                node.attributes[name] = ir.AttrTensor(name, _in_memory(attribute.value))
-
-
-def _in_memory(tensor: ir.TensorProtocol) -> ir.Tensor:
-    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
-
-
-def _placed(tensor: ir.TensorProtocol, data: _Data | None) -> ir.TensorProtocol:
-    """The tensor as it is written: a reference into the weights' file, or its values."""
-    if data is not None and _goes_outside(tensor):
-        offset, length = data.places[id(tensor)]
-        return ir.ExternalTensor(
-            data.path.name,
-            offset,
-            length,
-            tensor.dtype,
-            shape=tensor.shape,  # type: ignore[arg-type]
-            name=tensor.name or "",
-            base_dir=data.path.parent,
-        )
-    return _in_memory(tensor) if isinstance(tensor, ir.ExternalTensor) else tensor
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+def _keep(target: Path, kept: Path) -> None:
+    """A second name for what lies at ``target``; a copy where the file system has no links or it is another disk."""
+    try:
+        os.link(target, kept)
+    except OSError:
+        shutil.copy2(target, kept)
 
 
 def _move(source: Path, target: Path) -> None:
@@ -274,18 +212,20 @@ def _move(source: Path, target: Path) -> None:
             raise
         beside = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            _write(beside, source.read_bytes())
+            write_synced(beside, source.read_bytes())
             beside.replace(target)
         finally:
             beside.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """All is in place by now: where a folder cannot be synced, a power cut may still bring the old files back."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _data_of(path: Path) -> set[str]:
@@ -293,7 +233,7 @@ def _data_of(path: Path) -> set[str]:
     if not path.is_file():
         return set()
     try:
-        tensors = _weights(ir.load(path))
+        tensors = tensors_of(ir.load(path))
     except Exception:  # whatever lies there is about to be replaced and may be anything
         return set()
     names = {os.fspath(tensor.location) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
