@@ -25,6 +25,8 @@ BackendChoice = Literal["auto", "tensorrt", "tensorrt-rtx"]
 _MODULES: dict[BackendName, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 _EXTRAS: dict[BackendName, str] = {"tensorrt": "trt", "tensorrt-rtx": "rtx"}
 
+_ERROR, _INFO = 1, 3
+
 Progress = Callable[[str, int, int], None]
 
 
@@ -35,8 +37,8 @@ class Backend:
     Args:
         name: which of the two products it is.
         trt: its Python module.
-        log: every message since the import, newest last, as (severity, text); severity as TensorRT counts it,
-            0 internal error, 1 error, 2 warning, 3 info, 4 verbose.
+        log: every message since the import but verbose ones, newest last, as (severity, text); severity as TensorRT
+            counts it: 0 internal error, 1 error, 2 warning, 3 info.
         logger: the ``ILogger`` that fills ``log``; TensorRT keeps a bare pointer to it, so it lives as long as we do.
     """
 
@@ -58,7 +60,7 @@ class Backend:
 
     def errors_since(self, mark: int) -> list[str]:
         """Error texts logged after ``mark`` (an earlier ``len(log)``); not those that only say that no GPU is here."""
-        return without_driver_noise(text for severity, text in self.log[mark:] if severity <= 1)
+        return without_driver_noise(text for severity, text in self.log[mark:] if severity <= _ERROR)
 
     def scratch_bytes_since(self, mark: int) -> int | None:
         """The largest "Max Scratch Memory" logged after ``mark``, in bytes; None when the log has none."""
@@ -141,7 +143,8 @@ def _logger(trt: Any, log: list[tuple[int, str]]) -> Any:
             trt.ILogger.__init__(self)
 
         def log(self, severity: Any, message: str) -> None:
-            log.append((int(severity), message))
+            if int(severity) <= _INFO:  # verbose ones are many and hold nothing that is read here
+                log.append((int(severity), message))
 
     return Logger()
 

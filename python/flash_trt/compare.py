@@ -176,6 +176,7 @@ def _open_sides(options: CompareOptions, fused: OnnxFile | None) -> Iterator[_Si
         rounding = 1.0
         if fused is None:
             precision, rounding = "the engine against float32", max(_TF32_ROUNDOFF, twin.roundoff(model))
+        twin.to_float32(model)
         yield _Sides(other, base, _open_wide(model, folder), precision, rounding, tuple(model.graph.outputs))
 
 

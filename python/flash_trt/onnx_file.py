@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from flash_export.errors import UnsafeInput, UsageError
+from flash_export import load_onnx
+from flash_export.errors import UsageError
 from flash_export.op import DOMAIN, OPERATORS
 
 AttributeValue = int | float | str
@@ -68,24 +68,19 @@ class OnnxFile:
 
 
 def read(path: Path) -> OnnxFile:
-    """Reads ``path`` without loading weights that lie in other files.
+    """Reads ``path`` without loading weights that lie in other files; ``flash_export.load_onnx`` verifies it first.
 
     Raises:
-        UsageError: no such file, no ONNX model, or its external data is missing.
-        UnsafeInput: its external data lies outside its folder.
+        UsageError: no such file, no ONNX model, or its external data is missing or broken.
+        UnsafeInput: its external data lies outside its folder, or its sizes are no model's.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise _unreadable(path, "not a regular file")
-        proto = onnx.load(str(path), load_external_data=False)
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from error
-    except (DecodeError, ValueError) as error:
-        raise _unreadable(path, f"no ONNX protobuf ({error})") from error
-    # Text and empty files can decode as an empty message.
-    if not proto.opset_import or not proto.graph.output:
-        raise _unreadable(path, "a file without an ONNX graph")
-    _check_external_data(path, proto)
+    load_onnx.verify(path)
+    proto = onnx.load(str(path), load_external_data=False)
     constants = {tensor.name for tensor in proto.graph.initializer}
     inputs = tuple(_graph_input(value) for value in proto.graph.input if value.name not in constants)
     return OnnxFile(path, proto, inputs, tuple(_flash_nodes(proto)))
@@ -107,9 +102,6 @@ def _graph_input(value: onnx.ValueInfoProto) -> GraphInput:
     return GraphInput(value.name, tensor.elem_type, dims)
 
 
-# --- external data ----------------------------------------------------------------------------------------------------
-
-
 def _external_locations(proto: onnx.ModelProto) -> Iterator[str]:
     for tensor in _tensors(proto):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -123,28 +115,6 @@ def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
             yield from [attribute.t] if attribute.HasField("t") else attribute.tensors
             for graph in _graphs(attribute):
                 yield from graph.initializer
-
-
-def _check_external_data(path: Path, proto: onnx.ModelProto) -> None:
-    folder = path.parent.resolve()
-    for location in sorted(set(_external_locations(proto))):
-        file = (folder / location).resolve()
-        if not file.is_relative_to(folder):
-            raise UnsafeInput(
-                "the model keeps weights outside its own folder",
-                where=str(path),
-                got=f"external data {location!r}, which is {file}",
-                need=f"a file inside {folder}",
-                do="move the weights beside the model and save it again with relative locations",
-            )
-        if not file.is_file():
-            raise UsageError(
-                "a file with the model's weights is missing",
-                where=str(path),
-                got=f"external data {location!r}, but no such file",
-                need=str(file),
-                do="copy the weights' file along with the .onnx, under the same name",
-            )
 
 
 # --- nodes ------------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def _model(
 ) -> onnx.ModelProto:
     shape = ["batch", HEADS, "seq", HEAD_DIM]
     inputs = [helper.make_tensor_value_info(name, dtype, shape) for name in ("query", "key", "value")]
-    made = [helper.make_tensor_value_info(name, kind, None) for name, kind in (outputs or {"output": dtype}).items()]
+    made = [helper.make_tensor_value_info(name, kind, shape) for name, kind in (outputs or {"output": dtype}).items()]
     initializers = [numpy_helper.from_array(array, name) for name, array in (constants or {}).items()]
     graph = helper.make_graph(nodes, "attention", inputs, made, initializers)
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]

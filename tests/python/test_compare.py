@@ -184,7 +184,7 @@ def _embedding_model(path: Path, *, scale: float = 1.0, positions: int = 50) -> 
         helper.make_node("Mul", ["masked", "factor"], ["output"]),
     ]
     inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "seq"]) for name in ("ids", "mask")]
-    outputs = [helper.make_tensor_value_info("output", TensorProto.FLOAT, None)]
+    outputs = [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["batch", "seq", 4])]
     initializers = [numpy_helper.from_array(array, name) for name, array in constants.items()]
     graph = helper.make_graph(nodes, "g", inputs, outputs, initializers)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)

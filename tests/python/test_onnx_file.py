@@ -89,7 +89,7 @@ def test_what_is_no_onnx_model_is_refused(tmp_path: Path, content: bytes | None)
     path = tmp_path / "m.onnx"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match=r"read|ONNX"):
         read(path)
 
 
@@ -104,7 +104,7 @@ def _with_external_weights(path: Path, location: str) -> Path:
     weights.data_location = TensorProto.EXTERNAL
     weights.external_data.add(key="location", value=location)
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [HEAD_DIM])]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [HEAD_DIM])]
     nodes = [helper.make_node("MatMul", ["x", "weights"], ["y"])]
     model = helper.make_model(helper.make_graph(nodes, "g", inputs, outputs, [weights]), opset_imports=OPSETS[:1])
     path.write_bytes(model.SerializeToString())
@@ -121,7 +121,7 @@ def test_weights_outside_the_models_folder_are_refused(tmp_path: Path, location:
     folder = tmp_path / "model"
     folder.mkdir()
     (tmp_path / "outside.data").write_bytes(bytes(HEAD_DIM * HEAD_DIM * 4))
-    with pytest.raises(UnsafeInput, match="own folder"):
+    with pytest.raises(UnsafeInput, match="inside"):
         read(_with_external_weights(folder / "m.onnx", location))
 
 
