@@ -16,14 +16,14 @@ if(FLASH_EXPORT_NVCC_FROM_PYPI OR (NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{C
     if(FETCH_ERROR)
       message(
         FATAL_ERROR
-          "cannot compile the CUDA kernels\n  got   no nvcc in CUDACXX, PATH, CUDA_HOME or /usr/local/cuda, and from "
-          "PyPI: ${FETCH_ERROR}\n  need  nvcc 13 (12.8 at least)\n  do    install the CUDA toolkit, or name nvcc in the "
-          "environment variable CUDACXX")
+          "cannot compile the CUDA kernels\n  where nvcc\n  got   none in CUDACXX, PATH, CUDA_HOME or /usr/local/cuda, "
+          "and from PyPI: ${FETCH_ERROR}\n  need  nvcc 13 (12.8 at least)\n  do    install the CUDA toolkit, or name "
+          "nvcc in the environment variable CUDACXX")
     endif()
     # Two links that a toolkit has and the wheels have not: nvcc.profile looks into lib64, CMake for libcudart.so.
     file(CREATE_LINK lib ${toolkit}/lib64 SYMBOLIC)
     file(CREATE_LINK libcudart.so.13 ${toolkit}/lib/libcudart.so SYMBOLIC)
-    set(FLASH_EXPORT_NVCC ${toolkit}/bin/nvcc CACHE FILEPATH "nvcc" FORCE)
+    set(FLASH_EXPORT_NVCC ${toolkit}/bin/nvcc)
   endif()
   set(CMAKE_CUDA_COMPILER ${FLASH_EXPORT_NVCC})
 endif()

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the plugin hands to the kernels and makes of their answers; the kernels are fake_kernels.h.
+#include <cstdint>
+#include <random>
 #include <vector>
 
 #include "fake_kernels.h"
@@ -196,6 +198,40 @@ TEST(the_workspace_is_asked_for_the_largest_shapes_that_agree) {
   FlashAttentionArgs const& args = fake::kernels.args;
   EXPECT(args.batch == 4 && args.seqlen_q == 70 && args.seqlen_kv == 80, args.batch << ' ' << args.seqlen_kv);
   EXPECT(args.bias != nullptr && args.kv_lengths != nullptr && args.sinks != nullptr && args.lse != nullptr);
+}
+
+TEST(random_descriptions_are_refused_or_launched_but_never_crash) {
+  host::Messages messages;
+  std::mt19937 random(20261129);
+  auto const pick = [&](auto const&... options) {
+    int64_t const all[] = {int64_t{options}...};
+    return all[random() % sizeof...(options)];
+  };
+  int launched = 0;
+  for (int trial = 0; trial < 20000; ++trial) {
+    Call call = trial % 2 == 0 ? exCall() : plainCall();
+    for (int change = 0; change < 2; ++change) {
+      PluginTensorDesc& tensor =
+          random() % 4 == 0 ? call.out[random() % call.out.size()] : call.in[random() % call.in.size()];
+      switch (random() % 4) {
+        case 0:
+          tensor.dims.nbDims = static_cast<int32_t>(pick(-1, 0, 1, 2, 3, 4, 5, 8, 9, 1000));
+          break;
+        case 1:
+          tensor.dims.d[random() % 4] = pick(-1, 0, 1, 2, 6, 7, 9, 16, INT32_MAX, INT64_MAX, INT64_MIN);
+          break;
+        case 2:
+          tensor.type = static_cast<DataType>(pick(0, 1, 2, 3, 5, 7, 8, 77));
+          break;
+        default:
+          call.inputs[random() % call.inputs.size()] = nullptr;
+      }
+    }
+    int32_t const status = call.enqueue();
+    EXPECT((status == 0) == messages.take().empty(), "trial " << trial);
+    launched += fake::kernels.launches;
+  }
+  EXPECT(launched > 0 && launched < 10000, launched);
 }
 
 TEST(nothing_is_launched_for_an_empty_output) {
