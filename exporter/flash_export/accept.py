@@ -126,7 +126,7 @@ def judge(
     nan = np.isnan(ref)
     odd = _odd_values(out, ref, nan)
     finite = np.isfinite(ref) & np.isfinite(out)
-    error = np.abs(out - ref, where=finite, out=np.zeros_like(ref))
+    error = np.abs(np.subtract(out, ref, where=finite, out=np.zeros_like(ref)))
     compared = ref[finite]
     ulp = unit_in_last_place(compared, dtype or np.dtype(np.float32))
     tolerance = factor * noise.maximum * _largest(compared) + 2 * ulp

@@ -15,7 +15,6 @@ import onnx_ir as ir
 import onnx_ir.passes.common
 
 _HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
-_FLOATS = _HALVES | {ir.DataType.FLOAT}
 
 _TYPE_ATTRIBUTES = ("to", "dtype", "softmax_precision")
 """Attributes that name an element type: of Cast, of EyeLike and the random operators, of Attention."""
@@ -59,12 +58,50 @@ def to_float32(model: ir.Model) -> None:
     """Turns every float16 and bfloat16 tensor of ``model`` into float32, in place and lazily.
 
     The smallest and the largest finite number of a type, which stand for "masked", become those of the new type.
+    What the graph computes from constants and shapes alone, such as a scale, keeps its rounding: it is a number that
+    the rewrite has read, and rounded to half precision it may be another one by 0.4 %.
     """
+    infer_types(model)
+    roundings = _rounded_constants(model)
     _retype(model, _HALVES, ir.DataType.FLOAT)
+    for value, dtype in roundings:
+        _round_after(value, dtype)
+
+
+def _rounded_constants(model: ir.Model) -> list[tuple[ir.Value, ir.DataType]]:
+    """Half-precision results of nodes that read constants and shapes only, and their type."""
+    constant: set[ir.Value] = {v for graph in model.graphs() for v in graph.initializers.values()}
+    constant.difference_update(v for graph in model.graphs() for v in graph.inputs)
+    found = []
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.op_type not in ("Shape", "Size") and not all(v is None or v in constant for v in node.inputs):
+            continue
+        if node.op_type.startswith("Random") or node.op_type in ("If", "Loop", "Scan"):
+            continue
+        constant.update(node.outputs)
+        if node.op_type != "Constant":
+            found += [(v, v.dtype) for v in node.outputs if v.dtype in _HALVES]
+    return found
+
+
+def _round_after(value: ir.Value, dtype: ir.DataType) -> None:
+    """Whoever reads ``value`` gets it rounded to ``dtype`` and back."""
+    node = value.producer()
+    assert node is not None
+    narrow = ir.node("Cast", [value], {"to": dtype})
+    back = ir.node("Cast", [narrow.outputs[0]], {"to": ir.DataType.FLOAT})
+    narrow.outputs[0].name, narrow.outputs[0].type = f"{value.name}/rounded", ir.TensorType(dtype)
+    wide = back.outputs[0]
+    wide.type, wide.shape = value.type, value.shape
+    value.replace_all_uses_with(wide, replace_graph_outputs=True)
+    narrow.replace_input_with(0, value)
+    wide.name, value.name = value.name, f"{value.name}/exact"
+    node.append([narrow, back])
 
 
 def to_float64(model: ir.Model, *, in_float32: frozenset[str] = frozenset()) -> None:
-    """Turns every float tensor of ``model`` into float64, in place and lazily.
+    """Turns every float32 tensor of ``model`` into float64, in place and lazily; halves are left by ``to_float32``
+    where a constant is rounded, and stay.
 
     Operators that ONNX Runtime cannot compute in float64 (Erf, Conv, ...) run in float32 between two Casts, and so
     do those that ``in_float32`` names.
@@ -75,7 +112,7 @@ def to_float64(model: ir.Model, *, in_float32: frozenset[str] = frozenset()) -> 
     onnx_ir.passes.common.InlinePass()(model)
     infer_types(model)
     _fence_float32(model, in_float32)
-    _retype(model, _FLOATS, ir.DataType.DOUBLE)
+    _retype(model, frozenset({ir.DataType.FLOAT}), ir.DataType.DOUBLE)
 
 
 _FENCED = "flash_export_fenced"
@@ -95,12 +132,12 @@ def _fence_float32(model: ir.Model, in_float32: frozenset[str]) -> None:
                 continue
             if value.dtype is None:
                 raise NoTwin(f"the type of {value.name} is unknown")
-            if value.dtype in _FLOATS:
+            if value.dtype == ir.DataType.FLOAT:
                 node.replace_input_with(i, _cast_before(node, i, value))
         for value in list(node.outputs):
             if value.dtype is None and value.uses():
                 raise NoTwin(f"the type of {value.name} is unknown")
-            if value.dtype in _FLOATS:
+            if value.dtype == ir.DataType.FLOAT:
                 _cast_after(node, value)
 
 
