@@ -95,9 +95,12 @@ class ScoreMeter:
                 values.update(zip(self._made, self._session.run(feeds, self._made), strict=True))
             except CannotRun:
                 return None
-        query, key = self._heads([values[name] for name in self._operands])
+        operands = [values[name] for name in self._operands]
+        if any(array.size == 0 for array in operands):
+            return None
+        query, key = self._heads(operands)
         scores = self._attributes.scale * (query[:, :, :_ROWS_MEASURED] @ np.swapaxes(key, -1, -2))
-        return float(scores.std()) if scores.size else None
+        return float(scores.std())
 
     def _heads(self, operands: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Query and key as ``[B, Hq, S, D]`` in float64, the key's heads repeated for their group."""

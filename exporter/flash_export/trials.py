@@ -88,7 +88,7 @@ def read_values(model: ir.Model, path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:  # TypeError: a lone .npy array
         raise UsageError(
             "cannot read the values for the check",
             where=f"--values {path}",

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import onnx.parser
+import onnx_ir as ir
+import pytest
+from exporter.attention_pairs import Recipe, build, site_of
+
+from flash_export.boundary import Boundary, ScoreMeter, read_boundary
+from flash_export.check_site import SiteRun, check_site, stretch
+from flash_export.cut import CannotCut, cut, reaches
+from flash_export.function_body import functions_for
+from flash_export.op import DOMAIN, Attributes
+from flash_export.sites import Site
+
+RECIPE = Recipe(sites=2)
+SHAPES = {"query0": (2, 7, 60), "key0": (2, 9, 60), "value0": (2, 9, 60)}
+
+
+def seen(**changes: object) -> dict[str, dict]:
+    keep = np.ones((2, 9), np.int64)
+    keep[1, :4] = 0
+    return {"a trial": {**SHAPES, "keep": keep, **changes}}
+
+
+def run_site(recipe: Recipe, folder: Path, seed: int = 0, **changes: object) -> list[SiteRun]:
+    plain, flash = build(recipe, fused=False), build(recipe, fused=True)
+    return check_site(typed(site_of(recipe, 0), plain, flash), plain, flash, seen(**changes), folder, seed)
+
+
+def typed(site: Site, *models: ir.Model) -> Site:
+    """Gives the boundary its types, as ``check`` does."""
+    for model in models:
+        values = ir.convenience.create_value_mapping(model.graph)
+        for name in site.boundary:
+            values[name].type = values[name].type or ir.TensorType(ir.DataType.FLOAT)
+    return site
+
+
+def packed(scale: float) -> tuple[ir.Model, Site]:
+    """One FlashAttentionPacked node: 4 query heads, 2 key heads, head dim 6."""
+    attributes = Attributes(q_num_heads=4, kv_num_heads=2, scale=scale)
+    qkv = ir.Value(name="qkv", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["b", "s", 48]))
+    node = ir.node("FlashAttentionPacked", [qkv], attributes.as_dict(), domain=DOMAIN)
+    node.outputs[0].name = "o"
+    node.outputs[0].type, node.outputs[0].shape = qkv.type, ir.Shape(["b", "s", 24])
+    graph = ir.Graph([qkv], node.outputs, nodes=[node], opset_imports={"": 18, DOMAIN: 1}, name="packed")
+    model = ir.Model(graph, ir_version=9, functions=functions_for([node], 18))
+    return model, Site("packed", "fused", attributes=attributes, output="o", boundary=("qkv",))
+
+
+def test_query_key_and_value_are_drawn_and_masks_keep_their_content() -> None:
+    flash = build(RECIPE, fused=True)
+    boundary = read_boundary(typed(site_of(RECIPE, 0), flash), flash)
+    assert set(boundary.drawn) == {"query0", "key0", "value0"}
+    assert boundary.captured == ("keep",)
+    assert (boundary.stretched, boundary.squared) == (("query0",), False)
+
+
+def test_a_boundary_that_does_not_bound_is_said_so() -> None:
+    flash = build(RECIPE, fused=True)
+    site = dataclasses.replace(site_of(RECIPE, 0), boundary=("query0", "key0", "keep"))
+    with pytest.raises(CannotCut, match="y"):
+        read_boundary(typed(site, flash), flash)
+    with pytest.raises(CannotCut, match="no_such_value"):
+        cut(flash, ["no_such_value"], ["context0"])
+
+
+@pytest.mark.parametrize("magnitude", [1e-3, 1.0, 300.0])
+def test_scores_are_stretched_to_a_spread_of_three(magnitude: float, tmp_path: Path) -> None:
+    flash = build(RECIPE, fused=True)
+    site = typed(site_of(RECIPE, 0), flash)
+    boundary = read_boundary(site, flash)
+    meter = ScoreMeter(site, boundary, flash, tmp_path)
+    rng = np.random.default_rng(0)
+    feeds = {n: (magnitude * rng.standard_normal(s)).astype(np.float32) for n, s in SHAPES.items()}
+    stretched, spread = stretch(feeds, boundary, meter)
+    assert spread is not None
+    assert 2.0 <= spread <= 4.0
+    heads = [stretched[n].reshape(2, -1, 3, 20).transpose(0, 2, 1, 3) for n in ("query0", "key0")]
+    scores = heads[0] @ heads[1].swapaxes(-1, -2) * 20**-0.5
+    assert scores.std() == pytest.approx(spread, rel=1e-3)
+    assert np.array_equal(stretched["value0"], feeds["value0"])
+
+
+def test_a_packed_projection_is_stretched_by_the_root(tmp_path: Path) -> None:
+    model, site = packed(scale=0.01)
+    boundary = read_boundary(site, model)
+    assert (boundary.stretched, boundary.squared) == (("qkv",), True)
+    feeds = {"qkv": np.random.default_rng(0).standard_normal((2, 9, 48)).astype(np.float32)}
+    _, spread = stretch(feeds, boundary, ScoreMeter(site, boundary, model, tmp_path))
+    assert spread is not None
+    assert 2.0 <= spread <= 4.0
+
+
+def test_scores_that_nothing_stretches_end_the_search(tmp_path: Path) -> None:
+    class Stubborn(ScoreMeter):
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def measure(self, feeds: object) -> float | None:
+            self.asked += 1
+            return 0.25
+
+    meter = Stubborn()
+    _, spread = stretch({"q": np.ones(3, np.float32)}, Boundary(("q",), (), ("q",), False), meter)
+    assert spread == 0.25
+    assert meter.asked < 10
+
+
+def test_an_honest_site_passes_on_another_seed_with_other_numbers(tmp_path: Path) -> None:
+    first, second = (run_site(RECIPE, tmp_path, seed)[0] for seed in (0, 1))
+    assert first.verdict is not None
+    assert second.verdict is not None
+    assert first.verdict.passed
+    assert second.verdict.passed
+    assert first.verdict.max_abs_error != second.verdict.max_abs_error
+
+
+def test_empty_sequences_are_no_problem(tmp_path: Path) -> None:
+    keep = np.ones((2, 0), np.int64)
+    (run,) = run_site(RECIPE, tmp_path, keep=keep, key0=(2, 0, 60), value0=(2, 0, 60))
+    assert run.verdict is not None
+    assert run.verdict.passed, run.verdict.why
+
+
+def test_a_scale_that_is_off_by_one_percent_is_far_outside_the_tolerance(tmp_path: Path) -> None:
+    plain, flash = build(RECIPE, fused=False), build(RECIPE, fused=True, fault="scale", at=0)
+    (run,) = check_site(typed(site_of(RECIPE, 0), plain, flash), plain, flash, seen(), tmp_path, 0)
+    assert run.verdict is not None
+    assert run.verdict.max_abs_error > 1000 * run.verdict.tolerance
+
+
+def test_a_node_that_does_not_run_fails_with_the_reason(tmp_path: Path) -> None:
+    plain, flash = build(RECIPE, fused=False), build(RECIPE, fused=True)
+    bias = next(n for n in flash.graph if n.op_type == "FlashAttentionEx").inputs[3].producer()
+    bias.inputs[0].producer().inputs[0].producer().inputs[1].const_value = ir.tensor(np.array([0, 1]))
+    (run,) = check_site(typed(site_of(RECIPE, 0), plain, flash), plain, flash, seen(), tmp_path, 0)
+    assert run.verdict is not None
+    assert "does not run" in run.verdict.why
+
+
+def test_what_gives_only_a_shape_is_not_reached() -> None:
+    graph = ir.from_proto(
+        onnx.parser.parse_model(
+            """<ir_version: 9, opset_import: ["": 18]>
+            g (float[n,4] x, float[m,4] y) => (float[n,4] z) { s = Shape(y) r = Reshape(x, s) z = Exp(r) }"""
+        )
+    ).graph
+    assert reaches(graph.outputs[0]) == {"x"}

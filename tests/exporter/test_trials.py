@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from flash_export.errors import UsageError
+from flash_export.trials import Trial, plan_trials
+
+MODEL = ir.from_onnx_text(
+    """<ir_version: 9, opset_import: ["": 18]>
+    g (float[b,s,4] x, int64[b,s] keep) => (float[b,s,4] y) { y = Identity(x) }"""
+)
+
+
+def plan(**changes: object) -> list[list[Trial]]:
+    settings: dict = {"example": {}, "ranges": {}, "values": None, "seed": 0} | changes
+    return plan_trials(MODEL, **settings)
+
+
+def test_drawn_trials_come_first_and_a_whole_example_last() -> None:
+    example = {"x": np.zeros((1, 3, 4), np.float32), "keep": np.ones((1, 3), np.int64)}
+    names = [choices[0].name for choices in plan(example=example)]
+    assert names == ["b=2 s=67 seed=0", "b=1 s=1 seed=1", "b=4 s=131 seed=2", "example"]
+    assert len(plan(example={"x": example["x"]})) == 3
+
+
+def test_another_seed_draws_other_numbers() -> None:
+    assert not np.array_equal(plan()[0][0].feeds["x"], plan(seed=10)[0][0].feeds["x"])
+
+
+def write(folder: Path, **arrays: np.ndarray) -> Path:
+    path = folder / "values.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def test_values_are_the_only_trial_and_more_arrays_than_needed_are_ignored(tmp_path: Path) -> None:
+    path = write(tmp_path, x=np.zeros((1, 3, 4)), keep=np.ones((1, 3)), other=np.ones(1))
+    ((trial,),) = plan(values=path)
+    assert trial.name == "values"
+    assert set(trial.feeds) == {"x", "keep"}
+
+
+def no_such_file(folder: Path) -> Path:
+    return folder / "none.npz"
+
+
+def text(folder: Path) -> Path:
+    (folder / "text.npz").write_text("hello")
+    return folder / "text.npz"
+
+
+def empty(folder: Path) -> Path:
+    (folder / "empty.npz").touch()
+    return folder / "empty.npz"
+
+
+def truncated(folder: Path) -> Path:
+    path = write(folder, x=np.zeros((1, 3, 4)), keep=np.ones((1, 3)))
+    path.write_bytes(path.read_bytes()[:200])
+    return path
+
+
+def one_array(folder: Path) -> Path:
+    np.save(folder / "one.npy", np.zeros(3))
+    return folder / "one.npy"
+
+
+def objects(folder: Path) -> Path:
+    return write(folder, x=np.array([{"a": 1}], dtype=object), keep=np.ones((1, 3)))
+
+
+@pytest.mark.parametrize("make", [no_such_file, text, empty, truncated, one_array, objects])
+def test_values_that_are_no_npz_of_plain_arrays_are_refused(make, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot read the values.*(\n.*)*numpy\.savez"):
+        plan(values=make(tmp_path))
+
+
+def test_a_missing_input_and_a_wrong_shape_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"lack an input(\n.*)*add keep"):
+        plan(values=write(tmp_path, x=np.zeros((1, 3, 4))))
+    with pytest.raises(UsageError, match=r"array x(\n.*)*\[1, 3, 5\]"):
+        plan(values=write(tmp_path, x=np.zeros((1, 3, 5)), keep=np.ones((1, 3))))
+
+
+def test_an_output_of_another_shape_than_declared_makes_a_trial_unfair() -> None:
+    """Lengths that must be equal were broadcast: the model ran, but on something that it is not for."""
+    trial = Trial("drawn", {}, {"b": 2, "s": 1})
+    (output,) = MODEL.graph.outputs
+    assert trial.why_unfair({output: np.zeros((2, 1, 4))}) == ""
+    assert "[2, 5, 4]" in trial.why_unfair({output: np.zeros((2, 5, 4))})
+    assert Trial("example", {}).why_unfair({output: np.zeros((9, 9, 9))}) == ""
