@@ -59,16 +59,16 @@ char const* neededDtype(int32_t input) {
   }
 }
 
-// Elements of a tensor; throws where 64 bits do not hold them.
-int64_t elements(Node const& node, char const* tensor, Dims const& dims) {
+// Throws where a dimension is not known or where 64 bits do not hold the strides, which a dimension of 0 must
+// not hide.
+void requireCountable(Node const& node, char const* tensor, Dims const& dims) {
   if (dims.nbDims < 0 || dims.nbDims > Dims::MAX_DIMS) refuse(node, tensor, "no shape", "a known rank");
   int64_t count = 1;
   for (int32_t i = 0; i < dims.nbDims; ++i) {
-    if (dims.d[i] < 0 || __builtin_mul_overflow(count, dims.d[i], &count)) {
+    if (dims.d[i] < 0 || __builtin_mul_overflow(count, std::max<int64_t>(dims.d[i], 1), &count)) {
       refuse(node, tensor, "shape " + textOf(dims), "known dimensions whose product fits 63 bits");
     }
   }
-  return count;
 }
 
 void requireShape(Node const& node, char const* tensor, PluginTensorDesc const& desc, Dims const& need) {
@@ -225,7 +225,7 @@ FlashAttentionArgs readProblem(Node const& node, PluginTensorDesc const* inputs)
   for (int32_t i = 0; i < infoOf(node.op).inputs; ++i) {
     dtypes[i] = inputs[i].type;
     requireLinear(node, inputName(node.op, i), inputs[i]);
-    elements(node, inputName(node.op, i), inputs[i].dims);
+    requireCountable(node, inputName(node.op, i), inputs[i].dims);
   }
   checkInputDtypes(node, dtypes, infoOf(node.op).inputs);
 
@@ -244,7 +244,7 @@ FlashAttentionArgs readProblem(Node const& node, PluginTensorDesc const* inputs)
   } else {
     readSeparate(node, inputs, args);
   }
-  elements(node, "output", outputDims(node, args));
+  requireCountable(node, "output", outputDims(node, args));
   args.output = stridesOf(params.layout, params.q_num_heads, args.seqlen_q, args.v_head_dim);
   if (node.op == Operator::kFlashAttentionEx) readSideInputs(node, inputs, args);
   return args;

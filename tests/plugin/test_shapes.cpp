@@ -183,6 +183,7 @@ TEST(a_shape_that_does_not_fit_is_refused_by_name) {
       {0, desc({2, 7, 50}), "tensor query\n  got   shape [2, 7, 50]"},
       {0, desc({3, 7, 48}), "tensor key\n  got   batch 2"},
       {0, desc({2, -1, 48}), "tensor query\n  got   shape [2, ?, 48]"},
+      {0, desc({0, int64_t{1} << 40, 6 * (int64_t{1} << 30)}), "63 bits"},
       {0, desc({2, int64_t{1} << 40, 6 * (int64_t{1} << 30)}), "63 bits"},
       {0, desc({}), "tensor query\n  got   shape []"},
       {1, desc({2, 9, 18}), "tensor key\n  got   batch 2, head dim 9"},
