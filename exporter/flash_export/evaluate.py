@@ -17,7 +17,8 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from flash_export import graph as g
-from flash_export.shapes import Dim, Shapes
+from flash_export.dims import Dim
+from flash_export.shapes import Shapes
 
 MAX_NODES = 400
 """A mask is computed by tens of nodes; a larger cut is part of the model."""

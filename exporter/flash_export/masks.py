@@ -16,22 +16,17 @@ What may leave the tensor:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
 from typing import cast
 
 import numpy as np
 import onnx_ir as ir
 
 from flash_export import graph as g
+from flash_export.bands import Band, Trial, match, trials_of
 from flash_export.canonical import Added, Attention, Hidden, Refused, Term
-from flash_export.evaluate import Evaluator, NotEvaluable
+from flash_export.evaluate import Evaluator
 from flash_export.layout import Axes, leaves, size_of
 from flash_export.region import Region
-
-MAX_LENGTH = 5000
-"""Masks with constants above this are not evaluated (a 5,000 x 5,000 mask takes 25 MB) and stay tensors."""
-
-MAX_ELEMENTS = 1 << 26
 
 FORGETS = float(np.finfo(np.float16).min)
 """A key filled with this or less weighs nothing beside a visible one: exp(-65504 + any sane score) is 0."""
@@ -57,25 +52,6 @@ def uniform(value: ir.Value, evaluator: Evaluator) -> float | None:
         return None
     array = evaluator.evaluate(value, {})
     return float(array.reshape(-1)[0]) if array.size and (array == array.reshape(-1)[0]).all() else None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Band:
-    """Visible keys of query i: ``i + offset - left`` to ``i + offset + right``; None: no bound on that side.
-
-    ``offset`` is 0 for the top-left diagonal and Skv - Sq for ``bottom_right``. ``full_rows``: at every length tried
-    each row has a visible key.
-    """
-
-    left: int | None
-    right: int | None
-    bottom_right: bool
-    full_rows: bool
-
-    @property
-    def hides_nothing(self) -> bool:
-        """True when every key is visible."""
-        return self.left is None and self.right is None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -296,7 +272,7 @@ class _Prover:
         if trials is None:
             return None
         visible = [(a.astype(bool) == literal.keep, rows, columns) for a, rows, columns in trials]
-        return _match(visible)
+        return match(visible)
 
     def added_band(self, value: ir.Value, factor: float) -> tuple[Band, float] | None:
         """The band and the fill of an added tensor that holds 0 and one fill, proven; None for any other."""
@@ -317,7 +293,7 @@ class _Prover:
         fill = fills.pop() * factor if fills else -np.inf
         if fill > FORGETS:
             return None
-        band = _match([(a == 0, rows, columns) for a, rows, columns in trials])
+        band = match([(a == 0, rows, columns) for a, rows, columns in trials])
         return None if band is None else (band, fill)
 
     def harmless(self, term: Term) -> bool:
@@ -330,115 +306,5 @@ class _Prover:
         trials = self._trials(term.value)
         return trials is not None and all(np.abs(a * term.factor).max(initial=0) < 1e4 for a, _, _ in trials)
 
-    def _trials(self, value: ir.Value) -> list[tuple[np.ndarray, int, int]] | None:
-        """``value`` at many lengths as ``[..., Sq, Skv]`` with Sq and Skv; None when too few lengths fit."""
-        try:
-            needed = self.evaluator.symbols(value) | self._rows.symbols | self._columns.symbols
-            constants = self.evaluator.constants(value)
-        except NotEvaluable:
-            return None
-        landmarks = _landmarks(constants)
-        if landmarks is None:
-            return None
-        results = []
-        for sizes in _settings(sorted(needed), landmarks):
-            rows, columns = self._rows.evaluate(sizes), self._columns.evaluate(sizes)
-            if rows < 0 or columns < 1 or rows * columns > MAX_ELEMENTS:
-                continue
-            try:
-                array = self.evaluator.evaluate(value, sizes)
-            except NotEvaluable:
-                continue
-            full = _as_matrix(array, rows, columns)
-            if full is not None:
-                results.append((full, rows, columns))
-        return results if len(results) >= (3 if needed else 1) else None
-
-
-def _as_matrix(array: np.ndarray, rows: int, columns: int) -> np.ndarray | None:
-    """The array broadcast to ``[Sq, Skv]``; None when it also varies by batch or head, or does not fit."""
-    if array.ndim > 2:
-        flat = array.reshape(-1, *array.shape[-2:])
-        if flat.shape[0] == 0 or not (flat == flat[:1]).all():
-            return None
-        array = flat[0]
-    try:
-        return np.broadcast_to(array, (rows, columns))
-    except ValueError:
-        return None
-
-
-def _landmarks(constants: list[np.ndarray]) -> list[int] | None:
-    """Lengths at which a mask may change its form: its constants and the sides of its constant tensors."""
-    marks: set[int] = set()
-    for array in constants:
-        marks.update(d for d in array.shape if d > 1)
-        if array.size > 64 or array.dtype.kind not in "iuf":
-            continue
-        for number in array.reshape(-1).astype(np.float64):
-            if np.isfinite(number) and number == int(number) and 1 < abs(number) < 1e9:
-                marks.add(int(abs(number)))
-    return None if any(m > MAX_LENGTH for m in marks) else sorted(marks)
-
-
-def _settings(names: list[str], landmarks: list[int]) -> Iterator[Mapping[str, int]]:
-    """Sizes of the dynamic dims to try: distinct, equal, 1, beyond a tile, and just at and past every landmark."""
-    count = range(len(names))
-    yield dict(zip(names, (5 + 2 * i for i in count), strict=True))
-    if not names:
-        return
-    yield dict(zip(names, (5 + 2 * (len(names) - i) for i in count), strict=True))
-    yield dict.fromkeys(names, 6)
-    for one in names:
-        yield dict.fromkeys(names, 9) | {one: 1}
-        yield dict.fromkeys(names, 3) | {one: 67}
-    for mark in landmarks:
-        for size in (mark, mark + 3):
-            for one in names:
-                yield dict.fromkeys(names, 5) | {one: size}
-            if size <= 1024:
-                yield dict.fromkeys(names, size)
-
-
-def _match(trials: list[tuple[np.ndarray, int, int]]) -> Band | None:
-    full_rows = all(bool(visible.any(-1).all()) for visible, _, _ in trials)
-    if all(bool(visible.all()) for visible, _, _ in trials):
-        return Band(None, None, False, True)
-    bounds = [_bounds(trials, bottom_right) for bottom_right in (False, True)]
-    # Causal first, so that a fixed bottom-right mask is not read as a top-left window.
-    for causal in (True, False):
-        for bottom_right, (left, right) in zip((False, True), bounds, strict=True):
-            options = [(None, 0), (left, 0)] if causal else [(None, right), (left, None), (left, right)]
-            for option in options:
-                if _agrees(trials, bottom_right, *option):
-                    return Band(option[0], option[1], bottom_right, full_rows)
-    return None
-
-
-def _bounds(trials: list[tuple[np.ndarray, int, int]], bottom_right: bool) -> tuple[int, int]:
-    left = right = -1
-    for visible, rows, columns in trials:
-        distance = _distance(rows, columns, bottom_right)[visible]
-        if distance.size:
-            left, right = max(left, -int(distance.min())), max(right, int(distance.max()))
-    return left, right
-
-
-def _distance(rows: int, columns: int, bottom_right: bool) -> np.ndarray:
-    offset = columns - rows if bottom_right else 0
-    return np.arange(columns)[None, :] - np.arange(rows)[:, None] - offset
-
-
-def _agrees(trials: list[tuple[np.ndarray, int, int]], bottom_right: bool, left: int | None, right: int | None) -> bool:
-    if (left is not None and left < 0) or (right is not None and right < 0):
-        return False
-    for visible, rows, columns in trials:
-        distance = _distance(rows, columns, bottom_right)
-        expected = np.ones_like(visible, dtype=bool)
-        if left is not None:
-            expected &= distance >= -left
-        if right is not None:
-            expected &= distance <= right
-        if not np.array_equal(expected, visible):
-            return False
-    return True
+    def _trials(self, value: ir.Value) -> list[Trial] | None:
+        return trials_of(value, self._rows, self._columns, self.evaluator)

@@ -13,16 +13,21 @@ from collections.abc import Iterable, Iterator
 import onnx_ir as ir
 
 from flash_export import graph as g
+from flash_export.arrange import MOVE_COST, Move, arrange
 from flash_export.canonical import Attention, Refused
-from flash_export.layout import MOVE_COST, Axes, Axis, Chain, Move, arrange, follow, leaves, size_of, unify
+from flash_export.dims import ONE, Dim, Shape
+from flash_export.layout import Axes, Axis, Chain, follow, leaves, size_of, unify
 from flash_export.masks import BiasPart, MaskPlan, plan_masks
 from flash_export.op import LAYOUT_BHSD, LAYOUT_BSHD, Attributes
 from flash_export.region import Region
-from flash_export.shapes import ONE, Dim, Shape
 
 DTYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT)
 SPLIT_COST = 8.0
 """Layout 0 around the outputs of one Split: measured 35.4 MiB of activations against 24 with transposes in layout 1."""
+
+
+MERGED_COST = 2.0
+"""Batch and heads as one axis hide the heads from kernels and reports; only where nothing else fits."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -201,6 +206,8 @@ def _candidate(
     (query, q_cost), (key, k_cost), (value, v_cost) = (f for f in feeds if f is not None)
     biases = tuple(_bias(part, heads, rows, columns, dtype, region) for part in masks.parts)
     cost = q_cost + k_cost + v_cost + end[2]
+    if len(heads.batch) > 1:
+        cost += MERGED_COST
     if layout == LAYOUT_BSHD and _is_split(query, key, value):
         cost += SPLIT_COST
     plan = Plan(

@@ -11,7 +11,8 @@ from flash_export import graph as g
 from flash_export.canonical import Refused, Tail
 from flash_export.evaluate import Evaluator, NotEvaluable
 from flash_export.layout import Axes, Axis, Chain, follow, is_float_cast, leaves, step, unify
-from flash_export.shapes import Shapes, einsum_letters
+from flash_export.shape_rules import einsum_letters
+from flash_export.shapes import Shapes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

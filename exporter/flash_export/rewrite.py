@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from flash_export import function_body
-from flash_export.layout import Move
+from flash_export.arrange import Move
 from flash_export.op import DOMAIN, FLASH_ATTENTION, FLASH_ATTENTION_EX, OPERATORS, VERSION
 from flash_export.plan import BiasFeed, Feed, Plan
 from flash_export.sites import Site

@@ -7,7 +7,8 @@ import onnx_ir as ir
 import pytest
 from exporter.graphs import model
 
-from flash_export.shapes import Dim, Shapes
+from flash_export.dims import Dim
+from flash_export.shapes import Shapes
 
 B, S = Dim.named("B"), Dim.named("S")
 

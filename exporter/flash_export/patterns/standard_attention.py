@@ -13,9 +13,9 @@ import onnx_ir as ir
 
 from flash_export import graph as g
 from flash_export.canonical import Added, Attention, Hidden, Refused, Term
+from flash_export.dims import ONE, Dim
 from flash_export.layout import Atom, Axes, Chain, leaves, regroup, size_of, unify
 from flash_export.region import Region, follow_tail
-from flash_export.shapes import ONE, Dim
 
 INPUTS = ("query", "key", "value", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
 

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nodes that bring a value from the axes that it has to the axes that a layout asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from flash_export.layout import Axes, Axis, leaves, size_of
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Move:
+    """One node to emit: ``Squeeze`` or ``Unsqueeze`` (axes), ``Transpose`` (perm), ``Reshape`` (target with 0)."""
+
+    op: str
+    numbers: tuple[int, ...]
+
+
+MOVE_COST = {"Identity": 0.0, "Squeeze": 0.01, "Unsqueeze": 0.01, "Reshape": 0.1, "Transpose": 1.0}
+"""What a layout node costs a runtime, relative to a transpose, which moves the whole tensor."""
+
+
+def arrange(axes: Axes, wanted: Axes) -> list[Move] | None:
+    """The nodes that bring a value with ``axes`` into ``wanted``; None when that takes a Reshape of dynamic dims."""
+    have = [leaves(a) for a in axes]
+    want = [leaves(a) for a in wanted]
+    if have == want:
+        return []
+    moves: list[Move] = []
+    split = _split_to(have, want)
+    if split is None:
+        return None
+    have, reshape = split
+    if reshape is not None:
+        moves.append(reshape)
+    full = [a for a in have if a]
+    flat = [a for a in want if a]
+    merged = _merge_order(full, flat)
+    if merged is None:
+        return None
+    order, groups = merged
+    empty = tuple(i for i, a in enumerate(have) if not a)
+    if order == sorted(order) and have != want and [a for a in have if a] == flat:
+        return moves + _rank_moves(have, want)
+    if empty:
+        moves.append(Move("Squeeze", empty))
+    if order != sorted(order):
+        moves.append(Move("Transpose", tuple(order)))
+    ordered = [full[i] for i in order]
+    return _finish(moves, ordered, groups, want)
+
+
+def _finish(moves: list[Move], ordered: list[Axis], groups: list[list[int]], want: list[Axis]) -> list[Move] | None:
+    if len(ordered) == len(groups):
+        return moves + _rank_moves(ordered, want)
+    # Merging: one Reshape; 0 copies a dim of the same position, everything else must be a number.
+    numbers: list[int] = []
+    full = iter(groups)
+    for axis in want:
+        group = next(full) if axis else []
+        if len(group) == 1 and group[0] == len(numbers):
+            numbers.append(0)
+            continue
+        size = size_of(axis).static
+        if size is None and -1 in numbers:
+            return None
+        numbers.append(-1 if size is None else size)
+    return [*moves, Move("Reshape", tuple(numbers))]
+
+
+def _rank_moves(have: list[Axis], want: list[Axis]) -> list[Move]:
+    """Squeeze and Unsqueeze that turn one placement of length-1 axes into another."""
+    if have == want:
+        return []
+    moves = []
+    empty = tuple(i for i, a in enumerate(have) if not a)
+    if empty:
+        moves.append(Move("Squeeze", empty))
+    new = tuple(i for i, a in enumerate(want) if not a)
+    if new:
+        moves.append(Move("Unsqueeze", new))
+    return moves
+
+
+def _split_to(have: list[Axis], want: list[Axis]) -> tuple[list[Axis], Move | None] | None:
+    """Splits axes of ``have`` that hold several axes of ``want``; the Reshape may copy dims but not compute them."""
+    sets = [{id(x) for x in w} for w in want]
+    result: list[Axis] = []
+    numbers: list[int] = []
+    changed = False
+    for index, axis in enumerate(have):
+        pieces: list[Axis] = []
+        for atom in axis:
+            home = next((i for i, s in enumerate(sets) if id(atom) in s), None)
+            if home is None:
+                return None
+            if pieces and id(pieces[-1][0]) in sets[home]:
+                pieces[-1].append(atom)
+            else:
+                pieces.append([atom])
+        if len(pieces) <= 1:
+            numbers.append(0 if len(numbers) == index else size_of(axis).static or -1)
+            result.append(axis)
+            continue
+        changed = True
+        for piece in pieces:
+            numbers.append(size_of(piece).static or -1)
+            result.append(piece)
+    if not changed:
+        return result, None
+    return None if numbers.count(-1) > 1 else (result, Move("Reshape", tuple(numbers)))
+
+
+def _merge_order(full: list[Axis], flat: list[Axis]) -> tuple[list[int], list[list[int]]] | None:
+    """The order of the non-empty axes and, for every wanted axis, the positions (in that order) that it joins."""
+    order: list[int] = []
+    groups: list[list[int]] = []
+    for axis in flat:
+        group: list[int] = []
+        atoms = list(axis)
+        while atoms:
+            found = next((i for i, a in enumerate(full) if a == atoms[: len(a)]), None)
+            if found is None or found in order:
+                return None
+            group.append(len(order))
+            order.append(found)
+            atoms = atoms[len(full[found]) :]
+        groups.append(group)
+    return (order, groups) if len(order) == len(full) else None
