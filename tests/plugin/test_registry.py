@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import struct
 import subprocess
@@ -18,7 +19,12 @@ from flash_export.op import FLOAT_ATTRIBUTES, INT_ATTRIBUTES, Attributes
 from flash_trt.plan import plugin_records
 
 CHILD = Path(__file__).with_name("registry_child.py")
-HALF, FLOAT, INT = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.INT32
+HALF, BF16, FLOAT, INT = TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.INT32
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorrt_rtx") is None,
+    reason="TensorRT for RTX is not installed: pip install 'flash-export[rtx]'",
+)
 
 Inputs = dict[str, tuple[int, list[int | str]]]
 Shapes = dict[str, list[list[int]]]
@@ -37,12 +43,13 @@ SEPARATE_SHAPES: Shapes = {
 
 def make_model(operator: str, attributes: dict[str, Any], inputs: Inputs, outputs: list[str]) -> bytes:
     """One node; every input of it is an input of the graph, every output an output."""
+    dtype = next(iter(inputs.values()))[0]
     node = helper.make_node(operator, list(inputs), outputs, name="attn_7", domain="flash_export", **attributes)
     graph = helper.make_graph(
         [node],
         "graph",
-        [helper.make_tensor_value_info(name, dtype, shape) for name, (dtype, shape) in inputs.items()],
-        [helper.make_tensor_value_info(name, FLOAT if name == "lse" else HALF, None) for name in outputs],
+        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()],
+        [helper.make_tensor_value_info(name, FLOAT if name == "lse" else dtype, None) for name in outputs],
     )
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("flash_export", 1)]
     model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
@@ -87,7 +94,7 @@ EX_INPUTS: Inputs = {
         (
             "FlashAttentionPacked",
             PACKED,
-            {"qkv": (HALF, ["B", "S", 15 * 24])},
+            {"qkv": (BF16, ["B", "S", 15 * 24])},
             {"qkv": [[1, 1, 360], [2, 50, 360], [2, 129, 360]]},
             {"o": [-1, -1, 5 * 24]},
         ),
