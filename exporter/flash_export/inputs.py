@@ -2,7 +2,8 @@
 """``--input NAME:DTYPE:DIM,DIM,...`` as the user writes it, into ``InputSpec``.
 
 A dim is a number, a name (a dynamic dimension) or a name with its range: ``ids:int64:batch,seq=1..512``. The same
-name in two inputs means the same dimension; its range needs to be written once. ``x:float32:`` is a scalar.
+name in two inputs means the same dimension; its range needs to be written once. ``n=4..4`` is the number 4, and
+``x:float32:`` a scalar.
 """
 
 from __future__ import annotations
@@ -86,9 +87,9 @@ def _parse_dim(field: str, text: str) -> int | Dim:
     if match is None:
         raise _wrong("a range cannot be read", text, f"{limits!r}", "LOW..HIGH, or LOW.. for no upper end")
     low, high = int(match[1]), int(match[2]) if match[2] else None
-    if high is not None and (high < low or high > MAX_DIM):
-        raise _wrong("a range is empty or too large", text, f"{limits!r}", f"LOW at most HIGH, both up to {MAX_DIM}")
-    return Dim(name, low, high)
+    if low < 1 or (high is not None and (high < low or high > MAX_DIM)):
+        raise _wrong("a range is empty or too large", text, f"{limits!r}", f"1 <= LOW <= HIGH <= {MAX_DIM}")
+    return low if low == high else Dim(name, low, high)
 
 
 def _ranges(specs: list[InputSpec]) -> dict[str, Dim]:

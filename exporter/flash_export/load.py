@@ -132,8 +132,12 @@ def _is_safetensors(head: bytes, size: int) -> bool:
 
 
 def _is_onnx(head: bytes) -> bool:
-    """A ModelProto begins with a field it knows: ir_version (tag 0x08), or strings in files of some exporters."""
-    return head[0] == 0x08 or head[0] in (0x12, 0x1A, 0x22, 0x32, 0x3A, 0x42, 0x72)
+    """A ModelProto begins with ir_version (tag 0x08) or, from some exporters, with another of its fields.
+
+    Their tags are letters too, so a file that is text all through is none.
+    """
+    is_text = all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head[:64])
+    return head[0] == 0x08 or (head[0] in b"\x12\x1a\x22\x32\x3a\x42\x72" and not is_text)
 
 
 def require_torch() -> None:

@@ -45,9 +45,9 @@ def test_any_name_goes_where_forward_takes_keywords() -> None:
 
 
 def test_example_sizes_differ_and_stay_in_their_ranges() -> None:
-    specs = parse_inputs(["x:float32:a,b,c=1..3,d=40..,e=1..1,f=20..30"])
+    specs = parse_inputs(["x:float32:a,b,c=1..3,d=40..,e=1..2,f=20..30"])
     sizes = example_sizes(specs)
-    assert sizes == {"a": 2, "b": 7, "c": 3, "d": 40, "e": 1, "f": 20}
+    assert sizes == {"a": 2, "b": 7, "c": 3, "d": 40, "e": 2, "f": 20}
 
 
 def test_example_tensors_have_the_types_asked_for() -> None:

@@ -200,6 +200,32 @@ def test_inputs_that_forward_cannot_take_are_a_usage_error(tmp_path: Path) -> No
     assert "[[2, 7, 23]]" in error.value.got
 
 
+class Odd(torch.nn.Module):
+    """An input that is not used, a scalar, and outputs that are an input, a constant and each other."""
+
+    def forward(self, x: torch.Tensor, unused: torch.Tensor, factor: torch.Tensor) -> tuple:
+        y = x * factor
+        return y, [y, x], torch.ones(3), None
+
+
+def test_odd_inputs_and_outputs_keep_their_places(tmp_path: Path) -> None:
+    exported = export_module(Odd(), tmp_path, "x:float32:n,3", "unused:int64:n", "factor:float32:")
+    assert list(exported.example) == ["x", "unused", "factor"]
+    inputs = {"x": standard_normal(5, 3), "unused": np.zeros(5, np.int64), "factor": np.array(2.0, np.float32)}
+    assert len(run(exported, inputs)) == 4
+    assert_equal_to_eager(exported, inputs)
+
+
+class Count(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple:
+        return x + 1, x.shape[1]
+
+
+def test_an_output_that_is_no_tensor_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="number of outputs"):
+        export_module(Count(), tmp_path, "x:float32:2,n")
+
+
 class Mha(torch.nn.Module):
     def __init__(self, **arguments: bool) -> None:
         super().__init__()

@@ -18,6 +18,7 @@ from flash_export.options import Dim, InputSpec
         ("x:bf16:seq=3..", InputSpec("x", "bfloat16", (Dim("seq", 3, None),))),
         ("t:float32:", InputSpec("t", "float32", ())),
         ("a.b:bool:0", InputSpec("a.b", "bool", (0,))),
+        ("x:fp32:n=4..4", InputSpec("x", "float32", (4,))),
     ],
 )
 def test_an_input_is_read_as_written(text: str, spec: InputSpec) -> None:
@@ -40,6 +41,7 @@ def test_a_range_given_once_holds_wherever_the_name_stands() -> None:
         ("x:float32:2,,3", "a dimension cannot be read"),
         ("x:float32:seq=a..b", "a range cannot be read"),
         ("x:float32:seq=9..3", "a range is empty or too large"),
+        ("x:float32:seq=0..3", "a range is empty or too large"),
         ("x:float32:99999999999", "a dimension is too large"),
         ("x:float32:1,1,1,1,1,1,1,1,1", "an input has too many dimensions"),
     ],

@@ -70,6 +70,7 @@ def test_a_kind_is_told_by_content_whatever_the_suffix(tmp_path: Path) -> None:
         ("missing.pt", None, "No such file"),
         ("empty.pt", b"", "an empty file"),
         ("text.pt", b"these are no weights\n", "begins with 'these are no weights"),
+        ("requirements.pt", b"requests==2.0\ntorch\n", "begins with 'requests==2.0"),
         ("cut.pt", b"PK\x03\x04 and no more", "a zip archive that is broken"),
     ],
 )
