@@ -31,12 +31,12 @@ def tidy(model: ir.Model, input_names: list[str], output_names: list[str]) -> No
     common.ClearMetadataAndDocStringPass()(model)
     onnxscript.optimizer.fold_constants(model)
     for step in (
-        common.OutputFixPass(),
         common.IdentityEliminationPass(),
         common.CommonSubexpressionEliminationPass(),
         common.RemoveUnusedNodesPass(),
         common.RemoveUnusedFunctionsPass(),
         common.RemoveUnusedOpsetsPass(),
+        common.OutputFixPass(),  # last: merging would undo it
     ):
         step(model)
     name_boundary(model.graph, input_names, output_names)
