@@ -242,8 +242,8 @@ def _unsafe_pickle(path: Path, error: pickle.UnpicklingError) -> UnsafeInput:
         where=str(path),
         got=named_in_pickle(error),
         need="tensors and plain containers only; anything else in a pickle can run code on loading",
-        do="save model.state_dict() and give --model, save with torch.export.save, or, for a whole module that you made "
-        "yourself, --trust-pickle without --model",
+        do="save model.state_dict() and give --model, save with torch.export.save, or, for a whole module of your own, "
+        "--trust-pickle without --model",
     )
 
 
