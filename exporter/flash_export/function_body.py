@@ -27,6 +27,7 @@ from flash_export.op import (
     INT_ATTRIBUTES,
     OPERATORS,
     STRING_ATTRIBUTES,
+    VERSION,
     Operator,
 )
 
@@ -122,7 +123,12 @@ def _function(operator: Operator, nodes: list[ir.Node], opset: int) -> ir.Functi
         (STRING_ATTRIBUTES, ir.AttributeType.STRING),
     )
     attributes = [ir.Attr(name, kind, None) for names, kind in kinds for name in names]
-    return ir.Function(DOMAIN, operator.name, graph=graph, attributes=attributes)
+    function = ir.Function(DOMAIN, operator.name, graph=graph, attributes=attributes)
+    function.doc_string = (
+        f"{operator.name} of {DOMAIN}, version {VERSION}, in standard ops, for what the nodes of this file use. "
+        "Change their attributes with flash-export, which writes the body anew."
+    )
+    return function
 
 
 def _refuse_what_the_opset_cannot_say(operator: Operator, features: Features, opset: int) -> None:
@@ -175,7 +181,7 @@ class _Body:
         if visible is not None:
             scores = build.op("Where", "masked", visible, scores, build.number("minus_infinity", float("-inf")))
         if self.operator == FLASH_ATTENTION_EX:
-            output, lse = self._softmax_with_lse(scores, value)
+            output, lse = self._softmax_with_lse(query, scores, value)
             return [self._as_given(output, query), lse]
         return [self._as_given(self._softmax(scores, visible, value), query)]
 
@@ -304,26 +310,36 @@ class _Body:
             probs = build.op("Where", "probs_or_zero", visible, probs, build.number("no_prob", 0.0))
         return build.op("MatMul", "attended", probs, value)
 
-    def _softmax_with_lse(self, scores: ir.Value, value: ir.Value) -> tuple[ir.Value, ir.Value]:
+    def _softmax_with_lse(self, query: ir.Value, scores: ir.Value, value: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Output and lse from the same row maximum and row sum, the sink included."""
         build, features = self.build, self.features
-        row_max = build.reduce_last("ReduceMax", "largest_score", scores)
+        infinity = build.number("minus_infinity", float("-inf"))
+        column = build.shape_of(build.first_of_last("query_column", query))  # [B, Hq, Sq, 1]
+        row_max = self._reduced("ReduceMax", "largest_score", scores, build.op("Expand", "no_score", infinity, column))
         sinks = None
         if features.sinks != "never":
-            none = build.number("no_sink", float("-inf"))
-            sinks = self._where_used("has_sinks", features.sinks, self.inputs["sinks"], none)
+            sinks = self._where_used("has_sinks", features.sinks, self.inputs["sinks"], infinity)
             sinks = build.reshape("sink_of_head", sinks, [1, -1, 1, 1])
             row_max = build.op("Max", "largest", row_max, sinks)
         # A row that sums nothing has a maximum of -inf, and (-inf) - (-inf) is NaN: 0 gives it a sum of 0 instead.
-        nothing = build.op("Equal", "sums_nothing", row_max, build.number("minus_infinity", float("-inf")))
-        row_max = build.op("Where", "row_max", nothing, build.number("zero_max", 0.0), row_max)
+        zero, nothing = build.number("zero_fp32", 0.0), build.op("Equal", "sums_nothing", row_max, infinity)
+        row_max = build.op("Where", "row_max", nothing, zero, row_max)
         probs = build.op("Exp", "unnormalised", build.op("Sub", "below_max", scores, row_max))
-        row_sum = build.reduce_last("ReduceSum", "row_sum_of_keys", probs)
+        row_sum = self._reduced("ReduceSum", "sum_of_keys", probs, build.op("Expand", "no_sum", zero, column))
         if sinks is not None:
-            row_sum = build.op(
-                "Add", "row_sum", row_sum, build.op("Exp", "sink_term", build.op("Sub", "sink", sinks, row_max))
-            )
-        divisor = build.op("Where", "row_sum_or_one", nothing, build.number("one_sum", 1.0), row_sum)
+            sink_term = build.op("Exp", "sink_term", build.op("Sub", "sink_below_max", sinks, row_max))
+            row_sum = build.op("Add", "row_sum", row_sum, sink_term)
+        divisor = build.op("Where", "row_sum_or_one", nothing, build.number("one_fp32", 1.0), row_sum)
         output = build.op("Div", "attended", build.op("MatMul", "weighted", probs, value), divisor)
         lse = build.op("Add", "lse_column", build.op("Log", "log_sum", row_sum), row_max)
         return output, build.reshape("lse", lse, [0, 0, 0])
+
+    def _reduced(self, op_type: str, name: str, x: ir.Value, of_nothing: ir.Value) -> ir.Value:
+        """``[B, Hq, Sq, Skv]`` to ``[B, Hq, Sq, 1]``.
+
+        ONNX Runtime 1.30 and older give the reduction of an empty tensor the tensor's own shape, so what it should be
+        then is put behind it and the first column taken.
+        """
+        build = self.build
+        both = build.op("Concat", f"{name}_or_nothing", build.reduce_last(op_type, name, x), of_nothing, axis=-1)
+        return build.first_of_last(f"{name}_column", both)

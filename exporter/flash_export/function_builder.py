@@ -93,6 +93,11 @@ class FunctionBuilder:
         """1-d tensors in a row."""
         return self.op("Concat", name, *parts, axis=0)
 
+    def first_of_last(self, name: str, x: ir.Value) -> ir.Value:
+        """The last axis cut to its first element, its rank kept."""
+        begin, end, axis = self.ints("begin", [0]), self.ints("end", [1]), self.ints("last_axis", [-1])
+        return self.op("Slice", name, x, begin, end, axis)
+
     def reduce_last(self, op_type: str, name: str, x: ir.Value) -> ir.Value:
         """ReduceMax or ReduceSum over the last axis, which stays with size 1."""
         if self.opset < AXES_BECAME_INPUTS[op_type]:
