@@ -21,8 +21,8 @@ FACTOR_BETWEEN_TWO = 2 * FACTOR
 MEAN_FACTOR = 1.5
 POOLED_AT_LEAST = 1024
 
-_ENOUGH_NUMBERS = 2**16
-_MOST_ROUNDINGS = 8
+ENOUGH_NUMBERS = 2**16
+MOST_ROUNDINGS = 8
 
 UNKNOWN_NOISE = 2.0**-13
 """Relative rounding of a whole float32 model that no float64 twin can measure: 1,024 units in the last place. A 1 %
@@ -31,7 +31,7 @@ fault is 80 times as large."""
 
 def roundings(size: int) -> int:
     """How often the rounding of ``size`` numbers is measured before its maximum means something."""
-    return max(1, min(_MOST_ROUNDINGS, _ENOUGH_NUMBERS // max(size, 1)))
+    return max(1, min(MOST_ROUNDINGS, ENOUGH_NUMBERS // max(size, 1)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -26,6 +26,9 @@ from flash_export.twin import NoTwin
 FLOAT64_LIMIT_BYTES = 4 * 2**30
 """Weights of a float64 twin; a larger model is measured against its float32 run and a fixed bound."""
 
+SMALL_MODEL_BYTES = 16 * 2**20
+"""A model of up to this many weights is cheap to run again, to measure the rounding of a small output better."""
+
 _SHAPE_OF = "flash_export/shape_of/"
 
 Reference = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
@@ -80,6 +83,7 @@ def run_unfused(
     base = open_session(_with_probes(nudged, probes), folder)
     names = [v.name or "" for v in plain.graph.outputs]
     numbers = nudge.numbers(plain)
+    most_roundings = 2 if _weight_bytes(plain) > SMALL_MODEL_BYTES else accept.MOST_ROUNDINGS
     expected = Expected()
     noises: list[list[Noise]] = []
     refusals: dict[str, str] = {}
@@ -93,7 +97,9 @@ def run_unfused(
         expected.outputs[trial.name] = reference
         expected.seen[trial.name] = _seen(boundaries, dict(zip(names + probes, found, strict=True)) | trial.feeds)
         if wide is not None:
-            noises.append(_noise(base, wide, trial, names, numbers, outputs, reference))
+            first = [Noise.between(b, r) for b, r in zip(outputs, reference, strict=True)]
+            roundings = min(most_roundings, accept.roundings(min(r.size for r in reference)))
+            noises.append(_noise(base, wide, trial, names, numbers, first, roundings))
     if not expected.trials:
         raise UsageError(
             "the unfused model runs on none of the inputs that were drawn for the check",
@@ -138,22 +144,25 @@ def _noise(
     trial: Trial,
     names: Sequence[str],
     numbers: Collection[str],
-    found: Sequence[np.ndarray],
-    reference: Sequence[np.ndarray],
+    first: Sequence[Noise],
+    roundings: int,
 ) -> list[Noise]:
-    """The rounding of each output, measured more than once where an output is small."""
-    measured = [[Noise.between(b, r) for b, r in zip(found, reference, strict=True)]]
-    for k in range(1, accept.roundings(min(x.size for x in reference))):
+    """The rounding of each output, the first measurement included."""
+    measured = [list(first)]
+    for k in range(1, roundings):
         feeds = nudge.feeds(trial.feeds, numbers, k)
         pairs = zip(base.run(feeds, names), wide.run(feeds), strict=True)
         measured.append([Noise.between(b, r) for b, r in pairs])
     return [Noise.pooled(column) for column in zip(*measured, strict=True)]
 
 
+def _weight_bytes(model: ir.Model) -> int:
+    return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
+
+
 def _open_float64(plain: ir.Model, folder: Path) -> AnySession | None:
     """The float64 twin; None where it cannot be had or would be too large."""
-    weights = sum(2 * v.const_value.nbytes for v in plain.graph.initializers.values() if v.const_value is not None)
-    if weights > FLOAT64_LIMIT_BYTES:
+    if 2 * _weight_bytes(plain) > FLOAT64_LIMIT_BYTES:
         return None
     try:
         return open_float64(plain, folder)
