@@ -2,8 +2,7 @@
 """Evaluates the part of a graph that depends on lengths alone, at any lengths: what proofs about masks rest on.
 
 The subgraph that computes a value is cut out at its Shape operators, whose results are written in as numbers, and run
-by onnx's reference evaluator. A value that depends on the data of a graph input cannot be evaluated so; the caller
-may name such *data* values and feed them.
+by onnx's reference evaluator. A value that depends on the data of a graph input cannot be evaluated.
 """
 
 from __future__ import annotations
@@ -23,65 +22,13 @@ from flash_export.shapes import Shapes
 MAX_NODES = 400
 """A mask is computed by tens of nodes; a larger cut is part of the model."""
 
-PURE_OPS = frozenset(
-    [
-        "Abs",
-        "Add",
-        "And",
-        "Cast",
-        "CastLike",
-        "Ceil",
-        "Clip",
-        "Concat",
-        "ConstantOfShape",
-        "CumSum",
-        "Div",
-        "Equal",
-        "Expand",
-        "EyeLike",
-        "Flatten",
-        "Floor",
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "Greater",
-        "GreaterOrEqual",
-        "Identity",
-        "Less",
-        "LessOrEqual",
-        "Log",
-        "Max",
-        "Min",
-        "Mod",
-        "Mul",
-        "Neg",
-        "Not",
-        "Or",
-        "Pad",
-        "Pow",
-        "Range",
-        "Reciprocal",
-        "ReduceMax",
-        "ReduceMin",
-        "ReduceSum",
-        "Reshape",
-        "Round",
-        "ScatterND",
-        "Sign",
-        "Slice",
-        "Split",
-        "Sqrt",
-        "Squeeze",
-        "Sub",
-        "Tile",
-        "Transpose",
-        "Trilu",
-        "Unsqueeze",
-        "Where",
-        "Xor",
-        "Constant",
-    ]
+_PURE_OPS_NAMES = (
+    "Abs Add And Cast CastLike Ceil Clip Concat ConstantOfShape CumSum Div Equal Expand EyeLike Flatten "
+    "Floor Gather GatherElements GatherND Greater GreaterOrEqual Identity Less LessOrEqual Log Max Min Mod "
+    "Mul Neg Not Or Pad Pow Range Reciprocal ReduceMax ReduceMin ReduceSum Reshape Round ScatterND Sign "
+    "Slice Split Sqrt Squeeze Sub Tile Transpose Trilu Unsqueeze Where Xor Constant"
 )
+PURE_OPS = frozenset(_PURE_OPS_NAMES.split())
 """Deterministic operators that masks, scales and position biases are made of."""
 
 
@@ -94,7 +41,6 @@ class _Cut:
     nodes: list[ir.Node]
     lengths: dict[str, tuple[Dim, ...]]
     constants: dict[str, np.ndarray]
-    data: list[str]
     evaluator: ReferenceEvaluator | None
 
 
@@ -104,7 +50,7 @@ class Evaluator:
     def __init__(self, shapes: Shapes, opset: int) -> None:
         self._shapes = shapes
         self._opset = opset
-        self._cuts: dict[tuple[ir.Value, frozenset[ir.Value]], _Cut | NotEvaluable] = {}
+        self._cuts: dict[ir.Value, _Cut | NotEvaluable] = {}
 
     def constants(self, value: ir.Value) -> list[np.ndarray]:
         """The constant arrays that ``value`` is computed from.
@@ -112,43 +58,37 @@ class Evaluator:
         Raises:
             NotEvaluable: see the class.
         """
-        return list(self._cut(value, frozenset()).constants.values())
+        return list(self._cut(value).constants.values())
 
-    def symbols(self, value: ir.Value, data: frozenset[ir.Value] = frozenset()) -> set[str]:
+    def symbols(self, value: ir.Value) -> set[str]:
         """The names of the dynamic dims that ``value`` depends on.
 
         Raises:
             NotEvaluable: see the class.
         """
-        cut = self._cut(value, data)
+        cut = self._cut(value)
         dims = (self._shapes.normal(d) for contents in cut.lengths.values() for d in contents)
         return {name for dim in dims for name in dim.symbols}
 
     def evaluable(self, value: ir.Value) -> bool:
         """True when ``value`` depends on lengths and constants alone."""
         try:
-            self._cut(value, frozenset())
+            self._cut(value)
         except NotEvaluable:
             return False
         return True
 
-    def evaluate(
-        self, value: ir.Value, sizes: Mapping[str, int], data: Mapping[ir.Value, np.ndarray] | None = None
-    ) -> np.ndarray:
+    def evaluate(self, value: ir.Value, sizes: Mapping[str, int]) -> np.ndarray:
         """The array that ``value`` holds at these sizes of the dynamic dims.
 
         Raises:
             NotEvaluable: see the class; also when the operators fail at these sizes.
         """
-        data = data or {}
-        cut = self._cut(value, frozenset(data))
+        cut = self._cut(value)
         feeds = dict(cut.constants)
         for name, contents in cut.lengths.items():
             numbers = [self._shapes.normal(d).evaluate(sizes) for d in contents]
             feeds[name] = np.array(numbers, dtype=np.int64)
-        for fed, array in data.items():
-            if fed.name in cut.data:
-                feeds[str(fed.name)] = array
         if cut.evaluator is None:
             return np.asarray(feeds[str(value.name)])
         try:
@@ -157,26 +97,25 @@ class Evaluator:
         except Exception as error:  # the reference evaluator raises whatever NumPy raises at sizes that do not fit
             raise NotEvaluable(f"{value.name}: {error}") from error
 
-    def _cut(self, value: ir.Value, data: frozenset[ir.Value]) -> _Cut:
-        key = (value, data)
-        if key not in self._cuts:
+    def _cut(self, value: ir.Value) -> _Cut:
+        if value not in self._cuts:
             try:
-                self._cuts[key] = self._make_cut(value, data)
+                self._cuts[value] = self._make_cut(value)
             except NotEvaluable as error:
-                self._cuts[key] = error
-        cut = self._cuts[key]
+                self._cuts[value] = error
+        cut = self._cuts[value]
         if isinstance(cut, NotEvaluable):
             raise cut
         return cut
 
-    def _make_cut(self, value: ir.Value, data: frozenset[ir.Value]) -> _Cut:
-        cut = _Cut([], {}, {}, [], None)
-        self._collect(value, data, cut)
+    def _make_cut(self, value: ir.Value) -> _Cut:
+        cut = _Cut([], {}, {}, None)
+        self._collect(value, cut)
         if cut.nodes:
             cut.evaluator = ReferenceEvaluator(self._model(value, cut))
         return cut
 
-    def _collect(self, value: ir.Value, data: frozenset[ir.Value], cut: _Cut) -> None:
+    def _collect(self, value: ir.Value, cut: _Cut) -> None:
         seen: set[ir.Value] = set()
         ordered: list[ir.Node] = []
         stack: list[tuple[ir.Value, bool]] = [(value, False)]
@@ -188,7 +127,7 @@ class Evaluator:
                 if producer not in ordered:
                     ordered.append(producer)
                 continue
-            if current in seen or self._is_leaf(current, data, cut):
+            if current in seen or self._is_leaf(current, cut):
                 seen.add(current)
                 continue
             seen.add(current)
@@ -198,11 +137,8 @@ class Evaluator:
             stack.extend((v, False) for v in producer.inputs if v is not None)
         cut.nodes = ordered
 
-    def _is_leaf(self, value: ir.Value, data: frozenset[ir.Value], cut: _Cut) -> bool:
+    def _is_leaf(self, value: ir.Value, cut: _Cut) -> bool:
         name = str(value.name)
-        if value in data:
-            cut.data.append(name)
-            return True
         array = g.constant(value)
         if array is not None:
             cut.constants[name] = array
@@ -217,7 +153,7 @@ class Evaluator:
         return False
 
     def _model(self, value: ir.Value, cut: _Cut) -> onnx.ModelProto:
-        inputs = [onnx.helper.make_empty_tensor_value_info(n) for n in (*cut.constants, *cut.lengths, *cut.data)]
+        inputs = [onnx.helper.make_empty_tensor_value_info(n) for n in (*cut.constants, *cut.lengths)]
         output = onnx.helper.make_empty_tensor_value_info(str(value.name))
         nodes = [ir.to_proto(node) for node in cut.nodes]
         graph = onnx.helper.make_graph(nodes, "cut", inputs, [output])

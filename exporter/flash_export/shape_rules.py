@@ -20,61 +20,14 @@ from flash_export.dims import ONE, Dim, Shape
 if TYPE_CHECKING:
     from flash_export.shapes import Shapes
 
-_UNARY = frozenset(
-    [
-        "Identity",
-        "Cast",
-        "Dropout",
-        "Softmax",
-        "LogSoftmax",
-        "Tanh",
-        "Sigmoid",
-        "Relu",
-        "Gelu",
-        "Erf",
-        "Sqrt",
-        "Neg",
-        "Abs",
-        "Exp",
-        "Not",
-        "IsNaN",
-        "Trilu",
-        "CastLike",
-        "LayerNormalization",
-        "RMSNormalization",
-        "Clip",
-        "LeakyRelu",
-        "Elu",
-        "Softplus",
-        "Reciprocal",
-        "Log",
-        "Sin",
-        "Cos",
-        "Floor",
-        "Ceil",
-    ]
+_UNARY_NAMES = (
+    "Identity Cast Dropout Softmax LogSoftmax Tanh Sigmoid Relu Gelu Erf Sqrt Neg Abs Exp Not IsNaN Trilu "
+    "CastLike LayerNormalization RMSNormalization Clip LeakyRelu Elu Softplus Reciprocal Log Sin Cos Floor "
+    "Ceil"
 )
-_BROADCASTING = frozenset(
-    [
-        "Add",
-        "Sub",
-        "Mul",
-        "Div",
-        "Pow",
-        "Where",
-        "And",
-        "Or",
-        "Xor",
-        "Equal",
-        "Less",
-        "LessOrEqual",
-        "Greater",
-        "GreaterOrEqual",
-        "Max",
-        "Min",
-        "Mod",
-    ]
-)
+_UNARY = frozenset(_UNARY_NAMES.split())
+_BROADCASTING_NAMES = "Add Sub Mul Div Pow Where And Or Xor Equal Less LessOrEqual Greater GreaterOrEqual Max Min Mod"
+_BROADCASTING = frozenset(_BROADCASTING_NAMES.split())
 
 # Shape rules: one function an operator (or family), from a node to its outputs' shapes.
 

@@ -16,31 +16,14 @@ from flash_export.contents_rules import CONTENTS_RULES, MAX_CONTENTS
 from flash_export.dims import ONE, Dim, Shape
 from flash_export.shape_rules import SHAPE_RULES
 
-_OWN_TYPE = frozenset(
-    [
-        "ArgMax",
-        "ArgMin",
-        "ConvInteger",
-        "EyeLike",
-        "If",
-        "Loop",
-        "MatMulInteger",
-        "Multinomial",
-        "NonZero",
-        "OneHot",
-        "QLinearConv",
-        "QLinearMatMul",
-        "QuantizeLinear",
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-        "Scan",
-        "Size",
-    ]
+_OWN_TYPE_NAMES = (
+    "ArgMax ArgMin ConvInteger EyeLike If Loop MatMulInteger Multinomial NonZero OneHot QLinearConv "
+    "QLinearMatMul QuantizeLinear RandomNormal RandomNormalLike RandomUniform RandomUniformLike Scan Size"
 )
+_OWN_TYPE = frozenset(_OWN_TYPE_NAMES.split())
 """Operators whose output type is not their first input's; their outputs' types must be declared."""
-_BOOLEAN = frozenset(["And", "Or", "Xor", "Not", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN"])
+_BOOLEAN_NAMES = "And Or Xor Not Equal Less LessOrEqual Greater GreaterOrEqual IsNaN"
+_BOOLEAN = frozenset(_BOOLEAN_NAMES.split())
 
 
 class Shapes:

@@ -65,6 +65,19 @@ def test_scores_or_probabilities_that_are_an_output_are_refused_with_what_is_use
     assert code(model(PLAIN + "more = Relu (probs)\n", outputs=outputs + "more")) == "probabilities_used"
 
 
+def test_probabilities_that_a_branch_captures_are_used() -> None:
+    branches = (
+        "then_branch = a () => (float[B, 4, S, T] r) { r = Relu (probs) }, "
+        "else_branch = b () => (float[B, 4, S, T] e) { e = Neg (probs) }"
+    )
+    proto = model(
+        PLAIN + f"more = If (go) <{branches}>\n",
+        inputs=graphs.QKV + ", bool go",
+        outputs=graphs.OUT + ", float[B, 4, S, T] more",
+    )
+    assert code(proto) == "probabilities_used"
+
+
 def test_attention_inside_a_branch_or_a_function_is_refused_as_subgraph() -> None:
     branch = (
         "then_branch = inner () => (float[B, 4, S, 8] r) {\n kt = Transpose <perm = [0, 1, 3, 2]> (k)\n"

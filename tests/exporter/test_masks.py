@@ -233,6 +233,27 @@ def test_what_a_fully_masked_row_gives_depends_on_the_graph(lines: str, masked_r
     np.testing.assert_allclose(got, expected, atol=2e-3 if masked_row == "the scores" else 3e-6, rtol=0)
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "masked = Where (hide, hidden, scaled)\n",
+        "masked = Where (hide, lowest, scaled)\n",
+        "bias = Where (hide, hidden, zero)\n masked = Add (bias, scaled)\n",
+        "late = Greater (j, i)\n either = Or (late, hide)\n masked = Where (either, hidden, scaled)\n",
+    ],
+)
+def test_a_mask_that_is_true_where_keys_are_hidden_hides_those(lines: str) -> None:
+    proto = attention(lines, inputs=graphs.QKV + ", bool[B, 1, 1, T] hide")
+    fused, sites = fuse(proto)
+    assert only(sites).bias_shape == ["B", 1, 1, "T"]
+    assert causal(only(sites)) == ("top_left" if "late" in lines else "none")
+    for sizes in SIZES[:3]:
+        hide = np.zeros((sizes["B"], 1, 1, sizes["T"]), bool)
+        hide[..., sizes["T"] // 2 + 1 :] = True
+        expected, got = both(proto, fused, [*numbers(sizes), hide])
+        np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
 SHAPES = {
     "T": "[T]",
     "ST": "[S, T]",

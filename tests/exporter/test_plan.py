@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import pytest
 from exporter import graphs
 from exporter.graphs import (
     HEADS,
@@ -133,3 +134,92 @@ def test_a_graph_that_goes_on_in_fp32_keeps_its_fp32_result() -> None:
     assert only(sites).status == "fused"
     assert set(only(sites).boundary) == {"q", "k", "v"}
     assert fused.graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+
+
+SCALES = {
+    "scores": "kt = Transpose <perm = [0, 1, 3, 2]> (k)\n s = MatMul (q, kt)\n x = Mul (s, a)\n",
+    "divided": "kt = Transpose <perm = [0, 1, 3, 2]> (k)\n s = MatMul (q, kt)\n x = Div (s, four)\n",
+    "query": "qs = Mul (a, q)\n kt = Transpose <perm = [0, 1, 3, 2]> (k)\n x = MatMul (qs, kt)\n",
+    "both": (
+        "qs = Mul (q, half)\n kt = Transpose <perm = [0, 1, 3, 2]> (k)\n ks = Mul (kt, half)\n x = MatMul (qs, ks)\n"
+    ),
+    "key before its transpose": "ks = Div (k, four)\n kt = Transpose <perm = [0, 1, 3, 2]> (ks)\n x = MatMul (q, kt)\n",
+    "three places": (
+        "qs = Mul (q, half)\n kt = Transpose <perm = [0, 1, 3, 2]> (k)\n s = MatMul (qs, kt)\n t = Mul (s, four)\n"
+        "x = Div (t, eight)\n"
+    ),
+    "from the head dim": (
+        "shape = Shape (q)\n last = Gather (shape, i3)\n f = Cast <to = 1> (last)\n"
+        "twice = Mul (f, two)\n r = Sqrt (twice)\n"
+        "kt = Transpose <perm = [0, 1, 3, 2]> (k)\n s = MatMul (q, kt)\n x = Div (s, r)\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("place", SCALES)
+def test_the_scale_is_one_number_wherever_the_graph_keeps_it(place: str) -> None:
+    """Each program scales by 1/4 in all; D is 8, so that neither 1/sqrt(D) nor a half-read scale fits."""
+    numbers_used = "float a = {0.25}, float half = {0.5}, float four = {4.0}, float eight = {8.0}, float two = {2.0}"
+    proto = model(
+        SCALES[place] + "probs = Softmax <axis = -1> (x)\n out = MatMul (probs, v)\n",
+        constants=numbers_used + ", int64 i3 = {3}",
+    )
+    fused, sites = fuse(proto)
+    assert only(sites).attributes is not None
+    assert only(sites).attributes.scale == pytest.approx(0.25, rel=1e-6)
+    assert [n.op_type for n in fused.graph.node] == ["FlashAttention"]
+    expected, got = both(proto, fused, [3 * x for x in numbers({"B": 2, "S": 5, "T": 7})])
+    np.testing.assert_allclose(got, expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_a_cache_joined_by_concat_stays_outside_and_its_present_outputs_stay(length: int) -> None:
+    body = (
+        "k = Concat <axis = 2> (past_k, new_k)\n v = Concat <axis = 2> (past_v, new_v)\n"
+        "q_shape = Shape (q)\n k_shape = Shape (k)\n rows = Gather (q_shape, i2)\n columns = Gather (k_shape, i2)\n"
+        "row = Range (i0, rows, i1)\n past = Sub (columns, rows)\n at = Add (row, past)\n"
+        "column = Range (i0, columns, i1)\n"
+        "i = Unsqueeze (at, ax1)\n j = Unsqueeze (column, ax0)\n keep = LessOrEqual (j, i)\n"
+        + graphs.PRODUCT
+        + "masked = Where (keep, scaled, hidden)\n"
+        + graphs.REST
+    )
+    new = "float[B, 4, S, 8]"
+    old = "float[B, 4, P, 8]"
+    proto = model(
+        body,
+        inputs=f"{new} q, {new} new_k, {new} new_v, {old} past_k, {old} past_v",
+        outputs=f"{new} out, float[B, 4, T, 8] k, float[B, 4, T, 8] v",
+    )
+    fused, sites = fuse(proto)
+    assert only(sites).attributes is not None
+    assert only(sites).attributes.causal_kind == "bottom_right"
+    assert only(sites).bias_shape is None
+    assert sorted(n.op_type for n in fused.graph.node) == ["Concat", "Concat", "FlashAttention"]
+    random = np.random.default_rng(8)
+    lengths = (length, length, length, 5, 5)
+    inputs = [random.standard_normal((2, 4, n, 8)).astype(np.float32) for n in lengths]
+    expected, got = both(proto, fused, inputs)
+    np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
+def test_a_query_rotated_before_the_product_is_read_after_the_rotation() -> None:
+    body = (
+        "left, right = Split <axis = -1, num_outputs = 2> (q0)\n minus = Neg (right)\n"
+        "turned = Concat <axis = -1> (minus, left)\n"
+        "a = Mul (q0, cos)\n b = Mul (turned, sin)\n q = Add (a, b)\n" + PLAIN
+    )
+    proto = model(body, inputs=graphs.QKV.replace(" q,", " q0,") + ", float[S, 8] cos, float[S, 8] sin")
+    fused, sites = fuse(proto)
+    assert only(sites).query_source == "q"
+    angles = np.linspace(0, 1, 40, dtype=np.float32).reshape(5, 8)
+    inputs = [*numbers({"B": 2, "S": 5, "T": 7}), np.cos(angles), np.sin(angles)]
+    expected, got = both(proto, fused, inputs)
+    np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
+def test_a_dropout_that_is_off_vanishes() -> None:
+    proto = model(
+        graphs.PRODUCT + "p = Softmax <axis = -1> (scaled)\n probs, m = Dropout (p)\n out = MatMul (probs, v)\n"
+    )
+    assert [n.op_type for n in fuse(proto)[0].graph.node] == ["FlashAttention"]
