@@ -76,11 +76,12 @@ def _region(
 def _visit(node: ir.Node, region: Region) -> Site | _Candidate | None:
     if node.domain == DOMAIN and node.op_type in OPERATORS:
         return _existing(node, region)
-    if node.op_type not in PATTERNS or not g.is_op(node, node.op_type):
+    reader = PATTERNS.get(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
+    if reader is None:
         return None
     site = Site(name=name_of(node), status="not_attention")
     try:
-        attention = PATTERNS[node.op_type](node, region)
+        attention = reader(node, region)
         return _Candidate(site, attention, make_plan(attention, region))
     except NotAttention:
         return site

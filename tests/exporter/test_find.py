@@ -39,6 +39,12 @@ NOT_ATTENTION = {
         "float[B, 8] x, float[B, 7] x7",
         "float[B, 7] out",
     ),
+    "gate_that_is_also_an_output": (
+        "y = MatMul (x, w)\n g = Softmax (y)\n g2 = Identity (g)\n m = MatMul (g, e)\n n = MatMul (g2, e)\n"
+        "out = Add (m, n)\n",
+        "float[B, 8] x, float[7, 5] e",
+        "float[B, 5] out",
+    ),
     "similarity": ("y = MatMul (x, z)\n out = Softmax (y)\n", "float[B, 8] x, float[8, 5] z", "float[B, 5] out"),
     "mixture": (
         "y = MatMul (x, w)\n g = Softmax (y)\n out = MatMul (g, e)\n",

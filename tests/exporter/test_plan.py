@@ -223,3 +223,22 @@ def test_a_dropout_that_is_off_vanishes() -> None:
         graphs.PRODUCT + "p = Softmax <axis = -1> (scaled)\n probs, m = Dropout (p)\n out = MatMul (probs, v)\n"
     )
     assert [n.op_type for n in fuse(proto)[0].graph.node] == ["FlashAttention"]
+
+
+def test_learned_queries_are_queries() -> None:
+    proto = model(
+        "kt = Transpose <perm = [0, 1, 3, 2]> (k)\n scores = MatMul (learned, kt)\n"
+        "probs = Softmax <axis = -1> (scores)\n out = MatMul (probs, v)\n",
+        inputs="float[1, 4, T, 8] k, float[1, 4, T, 8] v, float[1, 4, 5, 8] learned",
+        outputs="float[1, 4, 5, 8] out",
+    )
+    q, k, v = numbers({"B": 1, "S": 5, "T": 7})
+    proto.graph.input.remove(proto.graph.input[2])
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(q, "learned"))
+    fused, sites = fuse(proto)
+    site = only(sites)
+    assert site.status == "fused"
+    assert site.query_source is None
+    assert set(site.boundary) == {"k", "v"}
+    expected, got = both(proto, fused, [k, v])
+    np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)

@@ -8,11 +8,12 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from flash_export.canonical import Attention
-from flash_export.patterns import softmax, standard_attention
+from flash_export.patterns import contrib, softmax, standard_attention
 from flash_export.region import Region
 
-PATTERNS: dict[str, Callable[[ir.Node, Region], Attention]] = {
-    "Softmax": softmax.read,
-    "Attention": standard_attention.read,
+PATTERNS: dict[tuple[str, str], Callable[[ir.Node, Region], Attention]] = {
+    ("", "Softmax"): softmax.read,
+    ("", "Attention"): standard_attention.read,
+    **{(contrib.DOMAIN, operator): contrib.read for operator in contrib.OPERATORS},
 }
-"""Anchor operator -> its reader, which returns the canonical form or raises Refused or NotAttention."""
+"""Domain and operator of an anchor -> its reader, which returns the canonical form or raises Refused or NotAttention."""

@@ -85,7 +85,7 @@ def read_scores(value: ir.Value, region: Region) -> tuple[ir.Node, list[Step]]:
 
 
 def _product(node: ir.Node, region: Region) -> tuple[ir.Node, list[Step]]:
-    weights = [v for v in node.inputs if v is not None and g.is_weight(v)]
+    weights = [v for v in node.inputs if v is not None and _is_layer_weight(v, node, region)]
     if not weights:
         return node, []
     others = [v for v in node.inputs if v is not None and v not in weights]
@@ -101,6 +101,16 @@ def _product(node: ir.Node, region: Region) -> tuple[ir.Node, list[Step]]:
     except NotAttention:
         pass
     raise NotAttention("the softmax is over a product with weights")
+
+
+def _is_layer_weight(value: ir.Value, node: ir.Node, region: Region) -> bool:
+    """Whether a constant operand is a linear layer's weight; learned queries stand at the left or have more axes."""
+    if not g.is_weight(value):
+        return False
+    shape = region.shapes.shape(value)
+    if g.is_op(node, "Einsum"):
+        return True
+    return value is node.inputs[1] and (shape is None or len(shape) <= 2)
 
 
 def _unknown(node: ir.Node) -> Refused:

@@ -15,6 +15,10 @@ REACH = 24
 """Nodes looked at when deciding whether a softmax that does not match is attention at all."""
 
 
+NEARBY = ("unknown_operator", "probabilities_used", "probabilities_changed", "dropout_active", "quantized", "sink")
+"""Reasons found before the product of Q and K is: without one within reach, the softmax is no attention."""
+
+
 def read(anchor: ir.Node, region: Region) -> Attention:
     """The attention around a Softmax node.
 
@@ -24,11 +28,11 @@ def read(anchor: ir.Node, region: Region) -> Attention:
     """
     source = anchor.inputs[0]
     assert source is not None
-    down, second = _read_probabilities(anchor)
     try:
+        down, second = _read_probabilities(anchor)
         first, up = read_scores(source, region)
     except Refused as error:
-        if error.reason.code == "unknown_operator" and not _product_above(source):
+        if error.reason.code in NEARBY and not _product_above(source):
             raise NotAttention("no product of two activations lies above the softmax") from error
         raise
     return _assemble(anchor, first, up, down, second, region)
