@@ -16,4 +16,4 @@ PATTERNS: dict[tuple[str, str], Callable[[ir.Node, Region], Attention]] = {
     ("", "Attention"): standard_attention.read,
     **{(contrib.DOMAIN, operator): contrib.read for operator in contrib.OPERATORS},
 }
-"""Domain and operator of an anchor -> its reader, which returns the canonical form or raises Refused or NotAttention."""
+"""Domain and operator of an anchor -> its reader: the canonical form, or Refused, or NotAttention."""
