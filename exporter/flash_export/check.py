@@ -128,27 +128,26 @@ def _boundaries(sites: Sequence[Site], plain: ir.Model, flash: ir.Model) -> list
 
 
 def _raise_for_sites(runs: Sequence[SiteRun]) -> None:
-    failed = [run for run in runs if run.verdict is not None and not run.verdict.passed]
+    failed = [(run, run.verdict) for run in runs if run.verdict is not None and not run.verdict.passed]
     if not failed:
         return
-    names = list(dict.fromkeys(run.site for run in failed))
-    worst = failed[0]
-    assert worst.verdict is not None
+    names = list(dict.fromkeys(run.site for run, _ in failed))
+    worst, verdict = failed[0]
     skip = " ".join(f"--skip {name}" for name in names)
     raise NumbersDiffer(
         "the fused attention does not compute what the unfused one does",
         where=f"site {', '.join(names)}" + (f" of {len({r.site for r in runs})}" if len(names) > 1 else ""),
-        got=f"{worst.verdict.why} at {worst.trial}",
-        need=f"at most {worst.verdict.tolerance:.3g}: twice the unfused attention's own float32 rounding",
+        got=f"{verdict.why} at {worst.trial}",
+        need=f"at most {verdict.tolerance:.3g}: twice the unfused attention's own float32 rounding",
         do=f"leave it as standard ONNX with {skip}, and please report the model",
     )
 
 
 def _raise_for_model(runs: Sequence[ModelRun]) -> None:
-    failed = [run for run in runs if not run.verdict.passed]
+    failed = [(run, run.verdict) for run in runs if run.verdict is not None and not run.verdict.passed]
     if not failed:
         return
-    worst = failed[0]
+    worst, verdict = failed[0]
     if worst.against == "eager":
         what = "the exported model does not compute what the PyTorch model does"
         do = "please report the model; --no-check writes the files unproven"
@@ -158,8 +157,8 @@ def _raise_for_model(runs: Sequence[ModelRun]) -> None:
     raise NumbersDiffer(
         what,
         where=f"output {worst.output}",
-        got=f"{worst.verdict.why} at {worst.trial}",
-        need=f"at most {worst.verdict.tolerance:.3g}: what the unfused model's own float32 rounding explains",
+        got=f"{verdict.why} at {worst.trial}",
+        need=f"at most {verdict.tolerance:.3g}: what the unfused model's own float32 rounding explains",
         do=do,
     )
 

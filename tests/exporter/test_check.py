@@ -223,6 +223,21 @@ def test_eager_pytorch_in_half_precision_may_round_as_its_type_does(
         run(plain, flash, sites, reference=lambda feeds: [-x for x in rounded(feeds)])
 
 
+def test_eager_pytorch_that_does_not_run_on_drawn_inputs_is_said_so(tmp_path: Path) -> None:
+    plain, flash, sites = save_pair(tmp_path, Recipe(sites=1))
+    session = Session(ir.load(plain), tmp_path)
+
+    def short_sequences_only(feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+        if feeds["x"].shape[1] > 100:
+            raise RuntimeError("at most 100 positions")
+        return session.run(feeds)
+
+    result = run(plain, flash, sites, reference=short_sequences_only)
+    eager = {r["setting"]: (r["passed"], r["note"]) for r in result.runs if r.get("against") == "eager"}
+    assert eager["b=2 s=67 t=41 seed=0"] == (True, None)
+    assert eager["b=4 s=131 t=97 seed=2"] == (None, "eager PyTorch does not run: RuntimeError: at most 100 positions")
+
+
 def test_progress_names_the_steps_and_counts_every_site(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     run_recipe(tmp_path, Recipe(sites=2), progress=lambda *step: told.append(step))
