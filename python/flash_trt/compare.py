@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flash_export import runtime, twin
+from flash_export.check_model import FLOAT64_LIMIT_BYTES
 from flash_export.errors import NumbersDiffer, UsageError
 from flash_export.op import DOMAIN
 from flash_export.save import check_output
@@ -31,6 +32,7 @@ from flash_trt.compare_inputs import InputOptions, plan_runs
 from flash_trt.onnx_file import OnnxFile
 from flash_trt.output import write_atomically
 from flash_trt.plugin_library import sha256_of
+from flash_trt.rounding import more_roundings
 from flash_trt.verdict import Outputs, OutputVerdict, RunOutputs, judge_runs
 
 COMPARISON_SCHEMA = 1
@@ -100,8 +102,9 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
         sides = stack.enter_context(_open_sides(options, fused))
         with talk.step("run", f"{len(planned)} sets of inputs, {sides.precision}"):
             runs = list(_run_all(planned, sides, options, talk))
+            more = more_roundings(sides.model, runs, sides.folder)
     softcap = fused is not None and any(node.attributes.get("softcap") for node in fused.flash_nodes)
-    verdicts = judge_runs(runs, rounding=sides.rounding, softcap=softcap)
+    verdicts = judge_runs(runs, more=more, rounding=sides.rounding, softcap=softcap)
     comparison = Comparison(tuple(verdicts), sides.precision)
     if options.json:
         write_atomically(options.json, json.dumps(comparison.as_json(options), indent=2).encode() + b"\n")
@@ -145,14 +148,19 @@ def _function_bodies(file: OnnxFile) -> set[bytes]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Sides:
-    """Both sides, ready to run. ``wide`` is REFERENCE in float64, None where that cannot be made."""
+    """Both sides, ready to run.
+
+    ``wide`` is REFERENCE in float64, None where that cannot be made; ``model`` is REFERENCE's float32 graph; ``folder``
+    takes temporary files.
+    """
 
     fused: Any
     base: Any
     wide: runtime.Session | runtime.EvaluatorSession | None
     precision: str
     rounding: float
-    outputs: tuple[ir.Value, ...]
+    model: ir.Model
+    folder: Path
 
 
 @contextlib.contextmanager
@@ -177,10 +185,13 @@ def _open_sides(options: CompareOptions, fused: OnnxFile | None) -> Iterator[_Si
         if fused is None:
             precision, rounding = "the engine against float32", max(_TF32_ROUNDOFF, twin.roundoff(model))
         twin.to_float32(model)
-        yield _Sides(other, base, _open_wide(model, folder), precision, rounding, tuple(model.graph.outputs))
+        yield _Sides(other, base, _open_wide(model, folder), precision, rounding, model, folder)
 
 
 def _open_wide(model: ir.Model, folder: Path) -> runtime.Session | runtime.EvaluatorSession | None:
+    weights = [v.const_value for v in model.graph.initializers.values() if v.const_value is not None]
+    if 2 * sum(tensor.nbytes for tensor in weights) > FLOAT64_LIMIT_BYTES:
+        return None
     wide_folder = folder / "float64"
     wide_folder.mkdir()
     try:
@@ -213,7 +224,7 @@ def _run_all(
         if sides.wide is not None:
             with contextlib.suppress(runtime.CannotRun):
                 wide = dict(zip(base, sides.wide.run(trial.feeds, list(base)), strict=True))
-        yield RunOutputs(trial.name, fused, base, wide)
+        yield RunOutputs(trial.name, fused, base, wide, trial.feeds)
     _judge_refusals(refused, len(planned), options, talk)
 
 
@@ -231,7 +242,7 @@ def _first_taken(
         if isinstance(base, Exception):
             why = why or runners.one_line(base)
             continue
-        declared = {value: base[value.name] for value in sides.outputs if value.name and value.name in base}
+        declared = {value: base[value.name] for value in sides.model.graph.outputs if value.name and value.name in base}
         unfair = trial.why_unfair(declared) if trial.sizes is not None else ""
         if not unfair:
             return trial, base

@@ -17,6 +17,8 @@ from flash_trt.onnx_file import OnnxFile
 _SPREADS = (1.0, 3.0)
 """Standard deviations of drawn floats, taken in turn: ordinary, and so wide that softmax is peaky."""
 
+_LEAST_SETTINGS = 3
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InputOptions:
@@ -31,7 +33,8 @@ class InputOptions:
 def plan_runs(options: InputOptions, reference: OnnxFile, limits: Sequence[str] = ()) -> list[list[Trial]]:
     """The inputs of every run: ``values`` alone where given, else drawn ones.
 
-    Drawn: each of up to three odd settings of the dynamic dims, ``repeats`` times, with paddings and spreads in turn.
+    Drawn: three odd settings of the dynamic dims (of a static model: three seeds), ``repeats`` times, with paddings and
+    spreads in turn.
     Each run is a list of choices, of which the first that the model takes counts: exporters give one length several
     names, and only the model knows which must be equal.
 
@@ -47,7 +50,7 @@ def plan_runs(options: InputOptions, reference: OnnxFile, limits: Sequence[str] 
     settings = sizes_to_try(model, _ranges(options.shapes or tuple(limits), reference, model))
     return [
         [_trial(model, sizes, options.seed, turn) for sizes in settings[turn % len(settings)]]
-        for turn in range(len(settings) * max(1, options.repeats))
+        for turn in range(max(len(settings), _LEAST_SETTINGS) * max(1, options.repeats))
     ]
 
 

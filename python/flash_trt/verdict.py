@@ -3,8 +3,9 @@
 
 The rule is the project's one tolerance rule, at the level of a model: ``reference`` is REFERENCE in float64, ``base``
 is REFERENCE as it runs, and FUSED may be off by twice what ``base`` is off, plus two units in the last place. What
-``base`` is off is pooled over all runs of an output, relative to the output's size, since one small output says little
-about its rounding.
+``base`` is off is pooled over all runs of an output, relative to the output's largest number there, or to its usual
+largest number where that is larger: one small output says little about its rounding, and a single logit that happens to
+be near zero nothing about its scale.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class RunOutputs:
     fused: Outputs
     base: Outputs
     wide: Outputs | None
+    feeds: Outputs = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,30 +60,64 @@ class OutputVerdict:
         }
 
 
-def judge_runs(runs: Sequence[RunOutputs], *, rounding: float = 1.0, softcap: bool = False) -> list[OutputVerdict]:
+def judge_runs(
+    runs: Sequence[RunOutputs],
+    *,
+    more: Sequence[tuple[Outputs, Outputs]] = (),
+    rounding: float = 1.0,
+    softcap: bool = False,
+) -> list[OutputVerdict]:
     """One verdict for each output of each run, of whichever side it is.
 
     Args:
         runs: every run of one comparison; their rounding is pooled.
+        more: further pairs of REFERENCE as it runs and in float64, for the rounding alone.
         rounding: unit roundoff of the type FUSED computes in over that of REFERENCE; above 1 for an engine in float16.
         softcap: FUSED caps scores; three times the rounding is allowed then instead of twice.
     """
     names = list(dict.fromkeys(name for run in runs for side in (run.base, run.fused) for name in side))
-    noises = {name: _noise(runs, name).scaled(rounding) for name in names}
+    pairs = [(run.base, run.wide) for run in runs if run.wide is not None] + list(more)
+    noises = {name: _Rounding.of(pairs, runs, name, rounding) for name in names}
     factor = accept.FACTOR_WITH_SOFTCAP if softcap else accept.FACTOR
     return [_judge(run, name, noises[name], factor) for run in runs for name in names]
 
 
-def _noise(runs: Sequence[RunOutputs], name: str) -> Noise:
-    """How far REFERENCE is from itself in float64; a documented bound where nothing can tell."""
-    pairs = [(run.base[name], run.wide[name]) for run in runs if run.wide and name in run.base and name in run.wide]
-    pairs = [(base, wide) for base, wide in pairs if twin.is_float(base.dtype) and base.shape == wide.shape]
-    if not pairs:
-        return Noise(accept.UNKNOWN_NOISE, accept.UNKNOWN_NOISE)
-    return Noise.pooled(Noise.between(base, wide) for base, wide in pairs)
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Rounding:
+    """How far REFERENCE is from itself in float64, relative to at least the ``usual`` largest number of one output."""
+
+    noise: Noise
+    usual: float
+
+    @classmethod
+    def of(
+        cls, sides: Sequence[tuple[Outputs, Outputs]], runs: Sequence[RunOutputs], name: str, rounding: float
+    ) -> _Rounding:
+        """The pooled noise of ``sides``; a documented bound where nothing can tell."""
+        usual = float(np.median([_largest(run.base.get(name)) for run in runs])) if runs else 0.0
+        pairs = [(base[name], wide[name]) for base, wide in sides if name in base and name in wide]
+        pairs = [(base, wide) for base, wide in pairs if twin.is_float(base.dtype) and base.shape == wide.shape]
+        if not pairs:
+            return cls(Noise(accept.UNKNOWN_NOISE, accept.UNKNOWN_NOISE).scaled(rounding), usual)
+        unscaled = cls(Noise(0.0, 0.0), usual)
+        measured = [_times(Noise.between(base, wide), unscaled.share(wide)) for base, wide in pairs]
+        return cls(Noise.pooled(measured).scaled(rounding), usual)
+
+    def share(self, reference: np.ndarray) -> float:
+        """``reference``'s largest number over the scale that its noise is relative to; at most 1."""
+        largest = _largest(reference)
+        return largest / max(largest, self.usual) if largest else 1.0
+
+    def at(self, reference: np.ndarray) -> Noise:
+        """The noise relative to ``reference``'s own largest number, as ``accept.judge`` takes it."""
+        return _times(self.noise, 1 / self.share(reference))
 
 
-def _judge(run: RunOutputs, name: str, noise: Noise, factor: float) -> OutputVerdict:
+def _times(noise: Noise, by: float) -> Noise:
+    return Noise(noise.maximum * by, noise.mean)
+
+
+def _judge(run: RunOutputs, name: str, rounding: _Rounding, factor: float) -> OutputVerdict:
     def verdict(kind: str, why: str, error: float = np.inf, tolerance: float = 0.0) -> OutputVerdict:
         return OutputVerdict(run.name, name, kind, why, error, tolerance, largest)
 
@@ -99,7 +135,7 @@ def _judge(run: RunOutputs, name: str, noise: Noise, factor: float) -> OutputVer
         return verdict(*nan)
     if not twin.is_float(base.dtype):
         reference = base
-    judged = accept.judge(fused, reference, noise, factor=factor, dtype=_unit_dtype(fused.dtype))
+    judged = accept.judge(fused, reference, rounding.at(reference), factor=factor, dtype=_unit_dtype(fused.dtype))
     kind = "passed" if judged.passed else "differs"
     return verdict(kind, judged.why, judged.max_abs_error, judged.tolerance)
 

@@ -292,3 +292,34 @@ def test_the_same_seed_gives_the_same_verdicts(tmp_path: Path, flash_trt: Comman
     for name in ("one.json", "two.json"):
         assert flash_trt(*arguments, tmp_path / name) == EXIT_OK
     assert (tmp_path / "one.json").read_text() == (tmp_path / "two.json").read_text()
+
+
+def _head_model(path: Path, *, nudge: float = 1.0, order: np.ndarray | None = None) -> Path:
+    """[1, 64] -> one logit after eight layers; ``nudge`` scales the last weights, ``order`` reorders the first sums."""
+    rng = np.random.default_rng(11)
+    layers = [(rng.standard_normal((64, 64)) * 1.2 / 8).astype(np.float32) for _ in range(8)]
+    constants = {f"layer_{i}": layer for i, layer in enumerate(layers)}
+    constants["last"] = (rng.standard_normal((64, 1)) * nudge).astype(np.float32)
+    constants["order"] = np.arange(64) if order is None else order
+    constants["layer_0"] = constants["layer_0"][constants["order"]]
+    nodes, value = [helper.make_node("Gather", ["x", "order"], ["shuffled"], axis=1)], "shuffled"
+    for i in range(len(layers)):
+        nodes.append(helper.make_node("MatMul", [value, f"layer_{i}"], [f"product_{i}"]))
+        nodes.append(helper.make_node("Tanh", [f"product_{i}"], [value := f"state_{i}"]))
+    nodes.append(helper.make_node("MatMul", [value, "last"], ["logit"]))
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 64])]
+    outputs = [helper.make_tensor_value_info("logit", TensorProto.FLOAT, [1, 1])]
+    initializers = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, initializers)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    return path
+
+
+def test_one_logit_is_judged_by_more_than_its_own_rounding(tmp_path: Path, flash_trt: Command) -> None:
+    reference = _head_model(tmp_path / "a.onnx")
+    # The same numbers added up in another order: honest, and rounded otherwise.
+    reordered = _head_model(tmp_path / "b.onnx", order=np.random.default_rng(1).permutation(64))
+    for seed in range(0, 300, 20):
+        assert flash_trt("compare", reordered, reference, "--seed", seed, "--repeats", 1) == EXIT_OK, seed
+    wrong = _head_model(tmp_path / "c.onnx", nudge=1.0001)
+    assert flash_trt("compare", wrong, reference) == EXIT_NUMBERS_DIFFER
