@@ -192,12 +192,12 @@ def _length(turn: int, i: int) -> int:
 
 def _sizes_in(model: ir.Model, example: Mapping[str, np.ndarray]) -> dict[str, int]:
     """Dynamic dim -> its size in ``example``."""
+    inputs = {name: value for name, value in fed_inputs(model).items() if name in example}
     return {
-        name: example[value.name].shape[axis]
-        for value in fed_inputs(model).values()
-        if value.name in example
-        for axis, name in _named_dims(value)
-        if axis < example[value.name].ndim
+        dim: example[name].shape[axis]
+        for name, value in inputs.items()
+        for axis, dim in _named_dims(value)
+        if axis < example[name].ndim
     }
 
 
