@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 from exporter import graphs
@@ -61,3 +62,20 @@ def test_quantized_products_are_refused_as_such() -> None:
         graphs.PRODUCT + "low = QuantizeLinear (scaled, scale)\n masked = DequantizeLinear (low, scale)\n" + graphs.REST
     )
     assert code(model(body)) == "quantized"
+
+
+@pytest.mark.parametrize(
+    ("lines", "cap", "scale"),
+    [
+        ("a = Div (scaled, five)\n b = Tanh (a)\n masked = Mul (b, five)\n", 5.0, 0.5),
+        ("b = Tanh (scaled)\n masked = Mul (b, five)\n", 5.0, 2.5),
+        ("masked = Tanh (scaled)\n", 1.0, 0.5),
+    ],
+)
+def test_a_soft_cap_is_read_with_the_scale_that_lies_inside_it(lines: str, cap: float, scale: float) -> None:
+    proto = model(graphs.PRODUCT + lines + graphs.REST, constants=graphs.CONSTANTS + ", float five = {5.0}")
+    fused, sites = fuse(proto)
+    assert only(sites).attributes is not None
+    assert (only(sites).attributes.softcap, only(sites).attributes.scale) == (cap, pytest.approx(scale))
+    expected, got = graphs.both(proto, fused, [3 * x for x in graphs.numbers({"B": 2, "S": 5, "T": 7})])
+    np.testing.assert_allclose(got, expected, atol=1e-5, rtol=0)
