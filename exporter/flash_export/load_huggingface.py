@@ -147,6 +147,14 @@ def _refuse_unsafe(folder: Path, config: dict[str, Any]) -> None:
         )
     for index in folder.glob("*.safetensors.index.json"):
         _check_shards(folder, index)
+    if (folder / "adapter_config.json").exists():
+        raise UnsupportedModel(
+            "the folder holds an adapter",
+            where=str(folder / "adapter_config.json"),
+            got="weights that change those of another model",
+            need="the whole model",
+            do="merge the adapter into its model (merge_and_unload of peft) and save that",
+        )
     if "quantization_config" in config:
         raise UnsupportedModel(
             "the weights are quantised",

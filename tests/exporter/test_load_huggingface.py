@@ -170,6 +170,20 @@ def test_a_folder_that_cannot_be_used_says_why(
         load(Options(source=edit_config(bert, tmp_path / "m", **changes)))
 
 
+def test_an_adapter_is_refused(bert: Path, tmp_path: Path) -> None:
+    folder = edit_config(bert, tmp_path / "m")
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "somebody/else"}')
+    with pytest.raises(UnsupportedModel, match="adapter"):
+        load(Options(source=folder))
+
+
+def test_python_code_in_the_folder_of_a_known_model_is_left_alone(bert: Path, tmp_path: Path) -> None:
+    folder = edit_config(bert, tmp_path / "m", auto_map={"AutoModel": "evil.Model"})
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w')")
+    assert type(load(Options(source=folder)).module).__name__ == "BertModel"
+    assert not (tmp_path / "marker").exists()
+
+
 def test_a_config_that_names_no_architecture_gives_the_base_model(bert: Path, tmp_path: Path) -> None:
     folder = edit_config(bert, tmp_path / "m", architectures=None)
     assert type(load(Options(source=folder)).module).__name__ == "BertModel"
