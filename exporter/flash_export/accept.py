@@ -69,7 +69,7 @@ class Noise:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verdict:
-    """How one output compares. ``why`` is empty when it is accepted; errors are over finite numbers."""
+    """How one output compares. ``why`` is empty when it is accepted; errors are over the ``compared`` numbers."""
 
     why: str
     max_abs_error: float
@@ -77,6 +77,7 @@ class Verdict:
     mean_abs_error: float
     mean_tolerance: float | None
     reference_is_nan: int
+    compared: int
 
     @property
     def passed(self) -> bool:
@@ -98,6 +99,7 @@ class Verdict:
             "mean_abs_error": finite_or_none(self.mean_abs_error),
             "mean_tolerance": finite_or_none(self.mean_tolerance),
             "reference_is_nan": self.reference_is_nan,
+            "compared": self.compared,
             "why": self.why or None,
         }
 
@@ -141,7 +143,7 @@ def judge(
         why = f"max |difference| {worst:.3g} (at {place}: {out[at]:.6g} instead of {ref[at]:.6g})"
     if not why and mean_tolerance is not None and mean > mean_tolerance:
         why = f"mean |difference| {mean:.3g}, more than {mean_tolerance:.3g}"
-    return Verdict(why, worst, tolerance, mean, mean_tolerance, int(nan.sum()))
+    return Verdict(why, worst, tolerance, mean, mean_tolerance, int(nan.sum()), compared.size)
 
 
 def unit_in_last_place(reference: np.ndarray, dtype: np.dtype) -> float:
@@ -170,12 +172,12 @@ def _judge_exact(output: np.ndarray, reference: np.ndarray, allowed_share: float
     if different > allowed_share * reference.size:
         why = f"{different} of {reference.size} integers differ"
     error = float(np.abs(output.astype(np.float64) - reference.astype(np.float64)).max(initial=0.0))
-    return Verdict(why, error, 0.0, 0.0, None, 0)
+    return Verdict(why, error, 0.0, 0.0, None, 0, reference.size)
 
 
 def failed(why: str) -> Verdict:
     """The verdict on an output that cannot be compared at all."""
-    return Verdict(why, np.inf, 0.0, np.inf, None, 0)
+    return Verdict(why, np.inf, 0.0, np.inf, None, 0, 0)
 
 
 def _largest(x: np.ndarray) -> float:

@@ -18,7 +18,7 @@ from flash_export.check_model import ModelRun, Reference, run_fused, run_unfused
 from flash_export.check_site import SiteRun, check_site
 from flash_export.check_structure import check_structure
 from flash_export.cut import CannotCut, attention_nodes, cut
-from flash_export.errors import NumbersDiffer
+from flash_export.errors import NumbersDiffer, UsageError
 from flash_export.function_body import functions_for
 from flash_export.sites import Site
 from flash_export.trials import plan_trials
@@ -66,7 +66,7 @@ def check(
 
     Raises:
         NumbersDiffer: a site, or else an output of the whole model, is off by more than rounding explains.
-        UsageError: ``values`` cannot be used, or no inputs can be drawn on which the unfused model runs.
+        UsageError: ``values`` cannot be used, or no inputs can be drawn on which the unfused model gives numbers.
         check_structure.BrokenRewrite: the file itself is wrong.
     """
     tell = progress or (lambda step, done, total: None)
@@ -92,6 +92,7 @@ def check(
         model_runs = run_fused(flash, expected, folder, eager=reference, eager_roundoff=roundoff)
         tell("fused model", 1, 1)
         _raise_for_model(model_runs)
+        _raise_for_nothing_compared(model_runs)
     return _result(site_runs, model_runs)
 
 
@@ -161,6 +162,20 @@ def _raise_for_model(runs: Sequence[ModelRun]) -> None:
         need=f"at most {verdict.tolerance:.3g}: what the unfused model's own float32 rounding explains",
         do=do,
     )
+
+
+def _raise_for_nothing_compared(runs: Sequence[ModelRun]) -> None:
+    """An output that is NaN in every run of the unfused model proves nothing."""
+    for name in dict.fromkeys(run.output for run in runs):
+        verdicts = [run.verdict for run in runs if run.output == name and run.verdict is not None]
+        if any(v.reference_is_nan for v in verdicts) and not any(v.compared for v in verdicts):
+            raise UsageError(
+                "the unfused model gives nothing but NaN, so there is nothing to compare with",
+                where=f"output {name}",
+                got=f"{sum(v.reference_is_nan for v in verdicts)} NaN in {len(verdicts)} runs",
+                need="inputs on which the unfused model gives numbers",
+                do="give them with --values FILE.npz, or leave the check out with --no-check",
+            )
 
 
 def _result(site_runs: Sequence[SiteRun], model_runs: Sequence[ModelRun]) -> CheckResult:

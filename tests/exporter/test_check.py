@@ -117,6 +117,24 @@ def test_a_row_that_is_nan_only_in_the_reference_is_counted_and_must_be_finite(t
     assert by_setting["b=1 s=1 t=19 seed=1"] == 0
 
 
+def test_a_model_that_gives_nothing_but_nan_proves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "nan.onnx"
+    ir.save(
+        ir.from_onnx_text(
+            """<ir_version: 9, opset_import: ["": 18]> g (float[n] x) => (float[n] y) <float zero = {0.0}>
+            { z = Mul(x, zero)  y = Div(z, zero) }"""
+        ),
+        path,
+    )
+    finite = tmp_path / "finite.onnx"
+    ir.save(
+        ir.from_onnx_text('<ir_version: 9, opset_import: ["": 18]> g (float[n] x) => (float[n] y) { y = Tanh(x) }'),
+        finite,
+    )
+    with pytest.raises(UsageError, match="nothing but NaN"):
+        run(path, finite, [])
+
+
 def test_a_nan_of_the_fused_model_alone_fails(tmp_path: Path) -> None:
     guarded = save_pair(tmp_path, Recipe(sites=1, causal="bottom_right", padded=False))
     unguarded = tmp_path / "unguarded.onnx"

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from flash_export.runtime import CannotRun, EvaluatorSession, Session, cast_array, open_session
+
+DOUBLE = """<ir_version: 9, opset_import: ["": 18]>
+    g (float[n] x) => (float[n] y) <float[1] w = {2.0}> { y = Mul(x, w) }"""
+UNKNOWN = """<ir_version: 9, opset_import: ["": 18, "nobody": 1]>
+    g (float[n] x) => (float[n] y) { y = nobody.Knows(x) }"""
+
+
+def test_feeds_are_cast_to_what_the_model_takes_and_surplus_ones_left_out(tmp_path: Path) -> None:
+    session = Session(ir.from_onnx_text(DOUBLE), tmp_path)
+    half = np.array([1.5, -3.0], ml_dtypes.bfloat16)
+    assert session.run({"x": half, "other": np.ones(1)})[0].tolist() == [3.0, -6.0]
+
+
+def test_a_refusal_is_one_line_of_onnx_runtimes_own_words(tmp_path: Path) -> None:
+    with pytest.raises(CannotRun, match="Knows") as caught:
+        Session(ir.from_onnx_text(UNKNOWN), tmp_path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(CannotRun, match="Knows"):
+        open_session(ir.from_onnx_text(UNKNOWN), tmp_path)
+    with pytest.raises(CannotRun, match="x"):
+        Session(ir.from_onnx_text(DOUBLE), tmp_path).run({})
+
+
+def test_the_reference_evaluator_takes_over_where_onnx_runtime_does_not_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise CannotRun("not today")
+
+    monkeypatch.setattr(Session, "__init__", refuse)
+    session = open_session(ir.from_onnx_text(DOUBLE), tmp_path)
+    assert isinstance(session, EvaluatorSession)
+    assert session.run({"x": np.array([2.0])})[0].dtype == np.float32
+
+
+def test_weights_beside_the_model_are_read_where_they_lie_and_no_copy_is_left(tmp_path: Path) -> None:
+    model = ir.from_onnx_text(DOUBLE)
+    model.graph.initializers["w"].const_value = ir.tensor(np.full(1000, 2.0, np.float32), name="w")
+    model.graph.initializers["w"].shape = ir.Shape([1000])
+    (tmp_path / "model").mkdir()
+    ir.save(model, tmp_path / "model" / "m.onnx", external_data="m.data")
+    (tmp_path / "scratch").mkdir()
+    session = Session(ir.load(tmp_path / "model" / "m.onnx"), tmp_path / "scratch")
+    assert session.run({"x": np.ones(1000, np.float32)})[0].sum() == 2000.0
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_large_weights_in_memory_pass_through_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flash_export.runtime._INLINE_BYTES", 0)
+    monkeypatch.setattr("flash_export.runtime._EXTERNAL_FROM_BYTES", 0)
+    assert Session(ir.from_onnx_text(DOUBLE), tmp_path).run({"x": np.array([4.0])})[0].tolist() == [8.0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_fill_stays_a_fill_on_its_way_to_a_wider_type() -> None:
+    low = np.array([np.finfo(np.float16).min], np.float16)
+    assert cast_array(low, np.dtype(np.float32))[0] == np.finfo(np.float32).min
+    assert cast_array(np.array([3]), np.dtype(np.int32)).dtype == np.int32
