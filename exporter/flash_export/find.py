@@ -197,29 +197,21 @@ def _boundary(plan: Plan, live: set[ir.Node]) -> list[ir.Value]:
 
     Walks up from the output through everything that the rewrite removes, and stops at what it leaves.
     """
-    sources = set(plan.sources)
     inner = {*plan.nodes, *plan.query.path, *plan.key.path, *plan.value.path}
-    result = [v for v in plan.sources if not g.is_weight(v)]
-    seen: set[ir.Value] = set(result)
+    found = dict.fromkeys(v for v in plan.sources if not g.is_weight(v))
+    seen = {plan.output, *plan.sources}
     stack = [plan.output]
     while stack:
         value = stack.pop()
         node = value.producer()
-        if value in sources or g.is_weight(value):
-            continue
         if node is None or (node in live and node not in inner):
-            if value not in seen:
-                seen.add(value)
-                result.append(value)
+            found[value] = None
             continue
         for above in g.all_inputs(node):
-            if above not in seen or above in sources:
-                if above not in sources and above.producer() is not None:
-                    stack.append(above)
-                elif above not in sources and not g.is_weight(above) and above not in seen:
-                    seen.add(above)
-                    result.append(above)
-    return result
+            if above not in seen and not g.is_weight(above):
+                seen.add(above)
+                stack.append(above)
+    return list(found)
 
 
 def _inner_sites(model: ir.Model, region: Region) -> Iterator[Site]:
