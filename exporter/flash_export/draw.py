@@ -8,6 +8,7 @@ The same path, sizes, seed and kind always give the same numbers.
 from __future__ import annotations
 
 import ast
+import itertools
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -162,7 +163,8 @@ def sizes_to_try(
     tile of any kernel ends, and one has the smallest length. A model without dynamic dims has one setting, ``{}``.
 
     Each setting is a list of choices to take in turn, because exporters give one length several names: every length
-    another size; then lengths alike that are alike in ``example``; then all lengths alike.
+    another size; then lengths alike that are alike in ``example``; then all lengths alike. Then the same an eighth as
+    long, for models that end before (a table of 64 positions).
     """
     dims = dynamic_dims(model)
     if not dims:
@@ -173,10 +175,10 @@ def sizes_to_try(
     settings: list[list[dict[str, int]]] = []
     for turn, batch in enumerate(_BATCH_SIZES):
         choices: list[dict[str, int]] = []
-        for groups in groupings:
+        for shrink, groups in itertools.product((1, 8), groupings):
             wanted = dict.fromkeys(dims, batch)
             members = list(dict.fromkeys(groups))
-            wanted |= {name: _length(turn, members.index(g)) for name, g in zip(lengths, groups, strict=True)}
+            wanted |= {n: _length(turn, members.index(g)) // shrink | 1 for n, g in zip(lengths, groups, strict=True)}
             sizes = {name: _clamp(size, ranges.get(name)) for name, size in wanted.items()}
             if sizes not in choices:
                 choices.append(sizes)

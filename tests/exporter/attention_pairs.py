@@ -47,6 +47,7 @@ class Recipe:
     guard: bool = True
     static: bool = False
     batch: int | str = "b"
+    positions: int = 0  # rows of a table of position embeddings added to x; 0: none
     seed: int = 0
 
 
@@ -129,6 +130,11 @@ def build(recipe: Recipe, *, fused: bool, fault: Fault | None = None, at: int = 
     keep = ir.Value(name="keep", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([lengths[0], lengths[2]]))
     rng = np.random.default_rng(recipe.seed)
     hidden = x
+    if recipe.positions:
+        length = b.op("Squeeze", b.op("Shape", x, start=1, end=2), b.constant([0]))
+        rows = b.op("Range", b.constant(0), length, b.constant(1))
+        table = b.number(rng.standard_normal((recipe.positions, wide)), "positions")
+        hidden = b.op("Add", x, b.op("Gather", table, rows))
     for i in range(recipe.sites):
         weights = {n: b.number(rng.standard_normal((wide, wide)) / np.sqrt(wide), f"w_{n}{i}") for n in "qkvo"}
         query = b.op("MatMul", hidden, weights["q"], name=f"query{i}")

@@ -187,6 +187,15 @@ def test_ranges_of_the_dims_are_kept(tmp_path: Path) -> None:
     assert settings == {"b=2 s=40 t=41 seed=0", "b=2 s=2 t=19 seed=1", "b=2 s=40 t=97 seed=2"}
 
 
+def test_a_model_that_ends_early_is_checked_on_shorter_sequences_and_never_on_one_key_alone(tmp_path: Path) -> None:
+    """32 positions: 67 and 131 do not run. A softmax over one key would hide any scale."""
+    recipe = Recipe(sites=1, positions=32)
+    settings = {r["setting"] for r in run_recipe(tmp_path, recipe).runs}
+    assert settings == {"b=2 s=9 t=5 seed=0", "b=1 s=1 t=19 seed=1", "b=4 s=17 t=13 seed=2"}
+    with pytest.raises(NumbersDiffer, match="site attn0"):
+        run(*save_pair(tmp_path, recipe, "scale", at=0))
+
+
 def test_values_replace_drawn_inputs(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     values = tmp_path / "values.npz"

@@ -167,10 +167,16 @@ def test_settings_are_odd_unequal_past_a_tile_and_inside_their_ranges() -> None:
 
 def test_lengths_that_are_alike_in_the_example_are_tried_alike_and_then_all_are() -> None:
     example = {"x": np.zeros((2, 5, 4)), "y": np.zeros((2, 9, 4)), "z": np.zeros((2, 9, 4))}
-    for different, grouped, alike in sizes_to_try(LENGTHS, {}, example):
+    for different, grouped, alike, *_ in sizes_to_try(LENGTHS, {}, example):
         assert len({different["q"], different["k"], different["v"]}) == 3
         assert grouped["k"] == grouped["v"] != grouped["q"]
         assert len({alike["q"], alike["k"], alike["v"]}) == 1
+
+
+def test_the_last_choices_are_short_enough_for_a_small_table_of_positions_and_still_odd() -> None:
+    for choices in sizes_to_try(LENGTHS, {}):
+        short = choices[-1]
+        assert all(short[n] < 20 and short[n] % 2 for n in "qkv")
 
 
 def test_a_static_model_has_one_setting() -> None:
