@@ -166,8 +166,6 @@ def _assemble(
     summed = _softmax_axis(anchor, expression.axes, region.opset)
     transposed = _is_transposed(scores, summed, anchor)
     axes = _down(expression.axes, down, region)
-    below = users(down[-1].outputs[0] if down else anchor.outputs[0])
-    assert below == [second]
     probabilities = down[-1].outputs[0] if down else anchor.outputs[0]
     at = 0 if second.inputs[0] is probabilities else 1
     if second.inputs[0] is second.inputs[1]:

@@ -20,11 +20,23 @@ from flash_export.region import Region, follow_tail
 INPUTS = ("query", "key", "value", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
 
 
+ATTRIBUTES = {
+    "is_causal",
+    "kv_num_heads",
+    "q_num_heads",
+    "qk_matmul_output_mode",
+    "scale",
+    "softcap",
+    "softmax_precision",
+}
+"""What opset 23 and 24 define; FlashAttention accumulates in fp32 whatever ``softmax_precision`` asks for."""
+
+
 def read(anchor: ir.Node, region: Region) -> Attention:
     """The attention that an ``Attention`` node computes.
 
     Raises:
-        Refused: it has a cache, lengths, a second output, or a soft cap together with a mask.
+        Refused: it has a cache, lengths, a second output, an unknown attribute, or a soft cap together with a mask.
     """
     _refuse_extras(anchor)
     query, key, value = (region.operand(_input(anchor, i), anchor, scalars=i < 2) for i in range(3))
@@ -67,6 +79,14 @@ def _float(anchor: ir.Node, name: str, default: float) -> float:
 
 
 def _refuse_extras(anchor: ir.Node) -> None:
+    unknown = sorted(set(anchor.attributes) - ATTRIBUTES) + [str(v.name) for v in anchor.inputs[len(INPUTS) :] if v]
+    if unknown:
+        raise Refused(
+            "unknown_attribute",
+            f"the operator has {', '.join(unknown)}, which this version does not know",
+            anchor,
+            "export at opset 23 or 24, or write the mask in standard operators",
+        )
     for index, name in enumerate(INPUTS[4:], start=4):
         if g.input_of(anchor, index) is not None:
             raise Refused(
