@@ -94,18 +94,26 @@ struct Forward {
            int64_t(head) * tensor.head_stride;
   }
 
+  template <int kRows, int kColumns, class Act>
+  static FLASH_DEVICE void forEach(float (&fragments)[kRows][kColumns][4], Act act) {
+    FLASH_UNROLL
+    for (int m = 0; m < kRows; ++m) {
+      FLASH_UNROLL
+      for (int n = 0; n < kColumns; ++n) {
+        FLASH_UNROLL
+        for (int j = 0; j < 4; ++j) act(fragments[m][n][j]);
+      }
+    }
+  }
+
   static FLASH_DEVICE void clear(State& state) {
+    forEach(state.out, [](float& x) { x = 0.0f; });
     FLASH_UNROLL
     for (int m = 0; m < kFragmentsQ; ++m) {
       FLASH_UNROLL
       for (int h = 0; h < 2; ++h) {
         state.row_max[m][h] = kNegativeInfinity;
         state.row_sum[m][h] = 0.0f;
-      }
-      FLASH_UNROLL
-      for (int n = 0; n < Shape::kFragmentsOut; ++n) {
-        FLASH_UNROLL
-        for (int j = 0; j < 4; ++j) state.out[m][n][j] = 0.0f;
       }
     }
   }
@@ -129,14 +137,7 @@ struct Forward {
     ops::syncThreads();  // K(n) is there for all; all are done with V(n+1)
     loadValues(p, work, tile);
     typename Products::Scores s;
-    FLASH_UNROLL
-    for (int m = 0; m < kFragmentsQ; ++m) {
-      FLASH_UNROLL
-      for (int n = 0; n < Shape::kFragmentsKv; ++n) {
-        FLASH_UNROLL
-        for (int j = 0; j < 4; ++j) s[m][n][j] = 0.0f;
-      }
-    }
+    forEach(s, [](float& score) { score = 0.0f; });
     Products::scores(s, shared + Shape::kQueryOffset, shared + Shape::kKeyOffset);
     if (!Softmax::kRawScores) addScoreTerms(p, work, s, tile * kTileKv);
     if (tiles.needsMask(tile)) mask(work, s, tile * kTileKv);
@@ -151,41 +152,29 @@ struct Forward {
     return work.row0 + ops::warp() * Shape::kRowsPerWarp + fragment * 16 + fragmentRow(ops::lane(), half * 2);
   }
 
-  // Scores become natural: softcap(scale * Q.K) + bias.
+  // Scores become natural: softcap(scale * Q.K) + bias, scale and bias with one rounding.
   static FLASH_DEVICE void addScoreTerms(ForwardParams const& p, Work const& work,
                                          typename Products::Scores& s, int key0) {
-    FLASH_UNROLL
-    for (int m = 0; m < kFragmentsQ; ++m) {
-      FLASH_UNROLL
-      for (int n = 0; n < Shape::kFragmentsKv; ++n) {
-        FLASH_UNROLL
-        for (int j = 0; j < 4; ++j) s[m][n][j] *= p.scale;
-      }
+    float factor = p.scale;  // what the scores have yet to be multiplied by
+    if (p.softcap > 0.0f) {
+      forEach(s, [&p](float& score) {
+        score = p.softcap * ops::tanhPrecise(ops::roundedDivide(score * p.scale, p.softcap));
+      });
+      factor = 1.0f;
     }
-    if (p.softcap > 0.0f) capScores(p.softcap, s);
-    if (p.bias == nullptr) return;
-    if (p.bias_is_float) {
-      addBias<float>(p, work, s, key0);
+    if (p.bias == nullptr) {
+      forEach(s, [factor](float& score) { score *= factor; });
+    } else if (p.bias_is_float) {
+      addBias<float>(p, work, s, key0, factor);
     } else {
-      addBias<Element>(p, work, s, key0);
-    }
-  }
-
-  static FLASH_DEVICE void capScores(float cap, typename Products::Scores& s) {
-    FLASH_UNROLL
-    for (int m = 0; m < kFragmentsQ; ++m) {
-      FLASH_UNROLL
-      for (int n = 0; n < Shape::kFragmentsKv; ++n) {
-        FLASH_UNROLL
-        for (int j = 0; j < 4; ++j) s[m][n][j] = cap * ops::tanhPrecise(ops::roundedDivide(s[m][n][j], cap));
-      }
+      addBias<Element>(p, work, s, key0, factor);
     }
   }
 
   // The bias of rows and keys that exist; the others are masked or never stored.
   template <class BiasElement>
   static FLASH_DEVICE void addBias(ForwardParams const& p, Work const& work, typename Products::Scores& s,
-                                   int key0) {
+                                   int key0, float factor) {
     BiasElement const* const head = static_cast<BiasElement const*>(p.bias) +
                                     int64_t(work.batch) * p.bias_stride[0] +
                                     int64_t(work.head) * p.bias_stride[1];
@@ -202,7 +191,11 @@ struct Forward {
           FLASH_UNROLL
           for (int e = 0; e < 2; ++e) {
             bool const there = row < work.row_end && first_key + n * 8 + e < work.band.kv_length;
-            if (there) s[m][n][h * 2 + e] += ops::loadFloat(first + int64_t(n * 8 + e) * p.bias_stride[3]);
+            float& score = s[m][n][h * 2 + e];
+            if (there) {
+              score = ops::multiplyAdd(score, factor,
+                                       ops::loadFloat(first + int64_t(n * 8 + e) * p.bias_stride[3]));
+            }
           }
         }
       }

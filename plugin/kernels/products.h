@@ -84,12 +84,25 @@ struct ScalarProducts {
   using Scores = float[Shape::kFragmentsQ][Shape::kFragmentsKv][4];
   using Output = float[Shape::kFragmentsQ][Shape::kFragmentsOut][4];
 
-  // The product of two chunks on its own, then added: a quarter of the roundings at the size of the whole
-  // sum.
-  static FLASH_DEVICE float dot(ops::Words4 a, ops::Words4 b) {
-    float sum = ops::floatOf(a.w[0]) * ops::floatOf(b.w[0]);
+  // Eight elements of a row: two chunks.
+  struct Eight {
+    ops::Words4 low, high;
+  };
+
+  static FLASH_DEVICE Eight loadEight(uint32_t tile, int row, int chunk) {
+    return {ops::loadShared128(tile + swizzled(row, chunk, Shape::kChunks)),
+            ops::loadShared128(tile + swizzled(row, chunk + 1, Shape::kChunks))};
+  }
+
+  // Summed on its own and then added to a score: an eighth of the roundings at the size of the whole sum.
+  static FLASH_DEVICE float dot(Eight const& a, Eight const& b) {
+    float sum = ops::floatOf(a.low.w[0]) * ops::floatOf(b.low.w[0]);
     FLASH_UNROLL
-    for (int i = 1; i < 4; ++i) sum = ops::multiplyAdd(ops::floatOf(a.w[i]), ops::floatOf(b.w[i]), sum);
+    for (int i = 1; i < 4; ++i)
+      sum = ops::multiplyAdd(ops::floatOf(a.low.w[i]), ops::floatOf(b.low.w[i]), sum);
+    FLASH_UNROLL
+    for (int i = 0; i < 4; ++i)
+      sum = ops::multiplyAdd(ops::floatOf(a.high.w[i]), ops::floatOf(b.high.w[i]), sum);
     return sum;
   }
 
@@ -97,16 +110,16 @@ struct ScalarProducts {
     int const row0 = ops::warp() * Shape::kRowsPerWarp + (ops::lane() >> 2);
     int const key0 = (ops::lane() & 3) * 2;
     FLASH_NO_UNROLL
-    for (int chunk = 0; chunk < Shape::kChunks; ++chunk) {
+    for (int chunk = 0; chunk < Shape::kChunks; chunk += 2) {
       FLASH_UNROLL
       for (int m = 0; m < Shape::kFragmentsQ; ++m) {
-        ops::Words4 const q0 = ops::loadShared128(query + swizzled(row0 + m * 16, chunk, Shape::kChunks));
-        ops::Words4 const q1 = ops::loadShared128(query + swizzled(row0 + m * 16 + 8, chunk, Shape::kChunks));
+        Eight const q0 = loadEight(query, row0 + m * 16, chunk);
+        Eight const q1 = loadEight(query, row0 + m * 16 + 8, chunk);
         FLASH_UNROLL
         for (int n = 0; n < Shape::kFragmentsKv; ++n) {
           FLASH_UNROLL
           for (int e = 0; e < 2; ++e) {
-            ops::Words4 const k = ops::loadShared128(key + swizzled(key0 + n * 8 + e, chunk, Shape::kChunks));
+            Eight const k = loadEight(key, key0 + n * 8 + e, chunk);
             s[m][n][e] += dot(q0, k);
             s[m][n][2 + e] += dot(q1, k);
           }
