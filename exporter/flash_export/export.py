@@ -19,8 +19,10 @@ import numpy as np
 import onnx_ir as ir
 
 from flash_export.errors import UnsupportedModel, UsageError, UserError
+from flash_export.inputs import MAX_DIM
 from flash_export.load import Loaded, SourceKind
 from flash_export.options import Options
+from flash_export.save import INLINE_LIMIT_BYTES
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -30,9 +32,6 @@ if TYPE_CHECKING:
 OPSET = 18
 """The default of new exports: ONNX Runtime 1.17 runs it at IR version 9."""
 OPSETS = range(18, 25)
-MAX_DIM = 2**31 - 1
-INLINE_LIMIT_BYTES = 100 * 1000 * 1000
-"""Weights above this go into a file of their own: protobuf ends at 2 GB, and a big file is slow to parse."""
 
 Reference = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
 

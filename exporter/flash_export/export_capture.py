@@ -16,9 +16,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from flash_export.errors import UnsupportedModel, UsageError
+from flash_export.inputs import MAX_DIM
 from flash_export.load import Argument, Loaded
-
-MAX_DIM = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

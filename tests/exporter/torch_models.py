@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,29 @@ def save_program(path: Path, *, seed: int = 0) -> torch.export.ExportedProgram:
     program = torch.export.export(Block(), (torch.randn(2, 7, 24),), dynamic_shapes=(dims,))
     torch.export.save(program, path)
     return program
+
+
+def in_float64(module: torch.nn.Module, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """What ``module`` gives in float64 on the same inputs: the reference of both PyTorch's float32 and the graph's."""
+    tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    wide = {name: t.double() if t.is_floating_point() else t for name, t in tensors.items()}
+    with torch.no_grad():
+        outputs = copy.deepcopy(module).double()(**wide)
+    return [leaf.numpy() for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+
+
+def assert_as_good_as_eager(
+    outputs: list[np.ndarray], base: list[np.ndarray], reference: list[np.ndarray], factor: float = 2.0
+) -> None:
+    """Each output may err ``factor`` times as much as ``base``, eager PyTorch in the same type, plus 2 ulp."""
+    assert len(outputs) == len(base) == len(reference)
+    for output, plain, exact in zip(outputs, base, reference, strict=True):
+        assert (output.dtype, output.shape) == (plain.dtype, plain.shape)
+        rounded = exact.astype(plain.dtype)
+        offset = plain.dtype.type(0.3)
+        ulp = np.abs(((rounded + offset) - offset) - rounded).max(initial=0)
+        error, allowed = (np.abs(x - exact).max(initial=0) for x in (output, plain))
+        assert error <= factor * allowed + 2 * ulp, f"error {error}, eager's own {allowed}, ulp {ulp}"
 
 
 def standard_normal(*shape: int, seed: int = 0) -> np.ndarray:
