@@ -53,9 +53,11 @@ int32_t flashAttentionWhyUnsupported(struct FlashAttentionArgs const* args, char
 size_t flashAttentionWorkspace(struct FlashAttentionArgs const* args);
 
 // Enqueues the forward on `stream` (a cudaStream_t). Never synchronises, never allocates; works in graph
-// capture. Returns a cudaError_t (0: enqueued). Zero-size problems return 0 without touching a pointer. The
-// emulated build has the same symbol: pointers are host pointers, `stream` is ignored, and a fault that the
-// emulation finds (race, missing wait, out of bounds, deadlock) makes it return 719 (launch failure).
+// capture. Returns a cudaError_t (0: enqueued). A problem without rows (batch or seqlen_q of 0) returns 0
+// without touching a pointer; without keys (seqlen_kv of 0) the output is zeros, and key and value may be
+// null. The emulated build has the same symbol: pointers are host pointers, `stream` is ignored, and a fault
+// that the emulation finds (race, missing wait, out of bounds, deadlock) makes it return 719 (launch
+// failure), with its text in flashEmulationError() (emulation/launch_emulated.h).
 int32_t flashAttentionLaunch(struct FlashAttentionArgs const* args, void* workspace, void* stream);
 
 }  // extern "C"
