@@ -125,3 +125,8 @@ def test_every_case_of_the_standard_is_refused_or_gives_the_standards_numbers(ca
         # The standard's numbers were themselves computed in the case's own type.
         tolerance = 5e-3 if right.dtype == np.float16 else 1e-5
         np.testing.assert_allclose(output, right, atol=tolerance, rtol=tolerance)
+
+
+def test_most_of_the_standards_cases_without_a_cache_or_second_output_are_fused() -> None:
+    fused = sum(only(find(ir.from_proto(c.model))).status == "fused" for c in IN_STANDARD)
+    assert fused >= 40, fused
