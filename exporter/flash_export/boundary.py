@@ -57,9 +57,10 @@ def read_boundary(site: Site, flash: ir.Model) -> Boundary:
     drawn = tuple(name for name, value in inputs.items() if name in data and _is_float(value))
     captured = tuple(name for name in inputs if name not in drawn)
     query, key = (source if source in drawn else None for source in (site.query_source, site.key_source))
-    if query == key:
-        return Boundary(drawn, captured, drawn if query is None else (query,), squared=True)
-    return Boundary(drawn, captured, (query or key or "",), squared=False)
+    source = query or key
+    if source is None or query == key:
+        return Boundary(drawn, captured, drawn if source is None else (source,), squared=True)
+    return Boundary(drawn, captured, (source,), squared=False)
 
 
 def _is_float(value: ir.Value) -> bool:
