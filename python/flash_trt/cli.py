@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.markup import escape
 from rich.table import Table
@@ -21,6 +22,8 @@ from flash_trt.build import build as build_step
 from flash_trt.compare import CompareOptions
 from flash_trt.compare import compare as compare_step
 from flash_trt.compare_inputs import InputOptions
+from flash_trt.run import Place, RunOptions, RunResult
+from flash_trt.run import run as run_step
 
 app = typer.Typer(
     name="flash-trt",
@@ -113,6 +116,50 @@ def _build_table(options: BuildOptions, sidecar: dict[str, Any]) -> Table:
 
 def _spell(profile: dict[str, list[int]]) -> str:
     return ",".join("x".join(map(str, profile[key])) for key in ("min", "opt", "max"))
+
+
+@app.command()
+def run(
+    model: Annotated[
+        Path, typer.Argument(help="An ONNX file, fused or not, or an engine (on a GPU).", show_default=False)
+    ],
+    inputs: Annotated[
+        Path | None,
+        typer.Option("--inputs", "-i", metavar="FILE", help="NPZ, safetensors or JSON. [default: drawn inputs]"),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Writes the outputs: .npz, .safetensors, .json."),
+    ] = None,
+    on: Annotated[Place, typer.Option(help="Where ONNX Runtime runs; an engine runs on the GPU.")] = "auto",
+    shape: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:DIMS", help="Shapes of drawn inputs: input_ids:4x512.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="What the drawn inputs depend on.")] = 0,
+    trust_engine: Annotated[
+        bool, typer.Option("--trust-engine", help="Load an engine without our sidecar. An engine is code.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings, errors and results.")] = False,
+) -> int:
+    """Runs a model once, shows its outputs, and says what computed its attention."""
+    talk = Talk(quiet=quiet)
+    result = run_step(RunOptions(model, inputs, output, on, tuple(shape or ()), seed, trust_engine), talk)
+    talk.result(_run_table(result))
+    print(f"attention computed by: {result.implementation}")
+    return 0
+
+
+def _run_table(result: RunResult) -> Table:
+    title = "outputs of drawn inputs" if result.drawn else "outputs"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for column in ("output", "type", "shape", "smallest", "mean", "largest", "NaN"):
+        table.add_column(column)
+    for name, array in result.outputs.items():
+        wide = array.astype(np.float64) if array.dtype.kind not in "OSU" else np.empty(0)
+        finite = wide[np.isfinite(wide)]
+        numbers = [f"{part:.6g}" for part in (finite.min(), finite.mean(), finite.max())] if finite.size else ["-"] * 3
+        table.add_row(escape(name), str(array.dtype), str(list(array.shape)), *numbers, str(int(np.isnan(wide).sum())))
+    return table
 
 
 @app.command()

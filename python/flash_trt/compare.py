@@ -27,7 +27,7 @@ from flash_export.op import DOMAIN
 from flash_export.save import check_output
 from flash_export.talk import Talk
 from flash_export.trials import Trial
-from flash_trt import onnx_file, runners
+from flash_trt import engine_file, onnx_file, runners
 from flash_trt.compare_inputs import InputOptions, plan_runs
 from flash_trt.onnx_file import OnnxFile
 from flash_trt.output import write_atomically
@@ -93,7 +93,7 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
         check_output(options.json)
     with talk.step("read", f"{options.fused} and {options.reference}"):
         reference = onnx_file.read(options.reference)
-        fused = None if runners.is_engine(options.fused) else onnx_file.read(options.fused)
+        fused = None if engine_file.is_engine(options.fused) else onnx_file.read(options.fused)
         _refuse_same_file(options)
     _warn_of_weak_comparisons(fused, reference, talk)
     with talk.step("draw", "inputs"):

@@ -11,8 +11,8 @@ from pathlib import Path
 import onnx
 
 from flash_export import load_onnx
-from flash_export.errors import UsageError
-from flash_export.op import DOMAIN, OPERATORS
+from flash_export.errors import UnsupportedModel, UsageError
+from flash_export.op import DOMAIN, OPERATORS, VERSION
 
 AttributeValue = int | float | str
 _Bound = dict[str, onnx.AttributeProto]
@@ -73,6 +73,7 @@ def read(path: Path) -> OnnxFile:
     Raises:
         UsageError: no such file, no ONNX model, or its external data is missing or broken.
         UnsafeInput: its external data lies outside its folder, or its sizes are no model's.
+        UnsupportedModel: its FlashAttention nodes are of a newer version than this one knows.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
@@ -81,9 +82,22 @@ def read(path: Path) -> OnnxFile:
         raise _unreadable(path, error.strerror or str(error)) from error
     load_onnx.verify(path)
     proto = onnx.load(str(path), load_external_data=False)
+    _require_known_version(path, proto)
     constants = {tensor.name for tensor in proto.graph.initializer}
     inputs = tuple(_graph_input(value) for value in proto.graph.input if value.name not in constants)
     return OnnxFile(path, proto, inputs, tuple(_flash_nodes(proto)))
+
+
+def _require_known_version(path: Path, proto: onnx.ModelProto) -> None:
+    version = max((opset.version for opset in proto.opset_import if opset.domain == DOMAIN), default=VERSION)
+    if version > VERSION:
+        raise UnsupportedModel(
+            "the model was written by a newer flash-export",
+            where=str(path),
+            got=f"version {version} of the operators in domain {DOMAIN}",
+            need=f"version {VERSION} or older",
+            do="install the flash-export that wrote it, or export the model again with this one",
+        )
 
 
 def _unreadable(path: Path, got: str) -> UsageError:

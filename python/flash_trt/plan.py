@@ -15,7 +15,7 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 
-from flash_export.op import DOMAIN, FLOAT_ATTRIBUTES, INT_ATTRIBUTES, OPERATORS
+from flash_export.op import DOMAIN, FLOAT_ATTRIBUTES, INT_ATTRIBUTES, OPERATORS, VERSION
 from flash_trt.onnx_file import FlashNode
 
 _STRING = b"\x13\x80\x01\x00"  # then u64 length, _CHARS, u64 length, the characters
@@ -35,6 +35,7 @@ class PluginRecord:
 
     operator: str
     fields: dict[str, bytes]
+    version: str = str(VERSION)
 
 
 @dataclasses.dataclass(slots=True)
@@ -87,7 +88,7 @@ def plugin_records(plan: bytes) -> list[PluginRecord]:
 
 
 def _record(reader: _Reader) -> PluginRecord:
-    operator, _version, namespace = reader.string(), reader.string(), reader.string()
+    operator, version, namespace = reader.string(), reader.string(), reader.string()
     count = reader.integer()
     if namespace != DOMAIN or not 0 <= count <= _MOST_FIELDS:
         raise _UnknownForm
@@ -95,7 +96,7 @@ def _record(reader: _Reader) -> PluginRecord:
     for _ in range(count):
         name, _length, _type = reader.string(), reader.integer(), reader.string()
         fields[name] = reader.raw()
-    return PluginRecord(operator, fields)
+    return PluginRecord(operator, fields, version)
 
 
 def expected_record(node: FlashNode) -> PluginRecord:

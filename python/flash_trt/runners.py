@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,24 +14,12 @@ import numpy as np
 import onnx_ir as ir
 
 from flash_export import runtime, twin
-from flash_export.errors import MissingHere, UnsafeInput, UnsupportedModel
+from flash_export.errors import MissingHere, UnsupportedModel, UsageError
 from flash_export.input_roles import fed_inputs
-from flash_trt import backends, gpu, plugin_library, shapes
+from flash_trt import backends, engine_file, plugin_library
 from flash_trt.backends import BackendName
-from flash_trt.build import sidecar_path
 
-_ENGINE_MAGIC = (b"ftrt", b"ptrt", b"vtrt")
-"""First bytes of TensorRT's and TensorRT for RTX's plans."""
 _INLINE_BYTES = 2**20
-
-
-def is_engine(path: Path) -> bool:
-    """Whether ``path`` holds a TensorRT plan, told by its first bytes."""
-    try:
-        with path.open("rb") as file:
-            return file.read(4) in _ENGINE_MAGIC
-    except OSError:
-        return False  # reading it as ONNX says what is wrong
 
 
 def polygraphy_logger() -> Any:
@@ -126,21 +113,13 @@ def open_engine(path: Path, *, trusted: bool) -> Any:
         UnsafeInput: the engine is not the one its sidecar describes, and ``trusted`` is False: an engine is code.
         MissingHere: no GPU, no TensorRT or no plugin here.
     """
-    sidecar = _sidecar_of(path)
+    engine = engine_file.read(path)
     if not trusted:
-        _require_trust(path, sidecar)
-    if not gpu.devices():
-        raise MissingHere(
-            "an engine runs only where a GPU is",
-            where=str(path),
-            got="no NVIDIA GPU, or no driver for it",
-            need="a GPU of a generation that the engine was built for",
-            do="compare the .onnx that it was built from here, and the engine on the GPU machine",
-        )
-    name: BackendName = (sidecar or {}).get("backend", {}).get("name", "tensorrt")
-    _tell_polygraphy(name)
-    backend = backends.load(name)
-    plugin_library.load(backend)
+        engine_file.require_trust(engine)
+    engine_file.require_gpu(engine)
+    _tell_polygraphy(engine.backend)
+    backend = backends.load(engine.backend)
+    engine_file.require_plugin(engine, plugin_library.load(backend))
     polygraphy_logger()
     from polygraphy.backend.common import BytesFromPath
     from polygraphy.backend.trt import EngineFromBytes, TrtRunner
@@ -153,7 +132,7 @@ def open_engine(path: Path, *, trusted: bool) -> Any:
             "the engine does not load on this machine",
             where=str(path),
             got=one_line(error),
-            need=f"{name} and a GPU it was built for: {', '.join((sidecar or {}).get('targets', [])) or 'not told'}",
+            need=f"{backend.name} as it was built with: {engine.sidecar.get('backend') or 'not told'}",
             do="build the engine again on this machine",
         ) from error
     return runner
@@ -161,11 +140,7 @@ def open_engine(path: Path, *, trusted: bool) -> Any:
 
 def limits_of(path: Path) -> tuple[str, ...]:
     """The shapes an engine was built for and takes, as ``--shape`` spells them; () for an ONNX file."""
-    profile = (_sidecar_of(path) or {}).get("profile", {}) if is_engine(path) else {}
-    return tuple(
-        f"{name}:{','.join(shapes.spell(tuple(limits[key])) for key in ('min', 'opt', 'max'))}"
-        for name, limits in profile.items()
-    )
+    return engine_file.read(path).limits() if engine_file.is_engine(path) else ()
 
 
 def _tell_polygraphy(name: BackendName) -> None:
@@ -174,27 +149,6 @@ def _tell_polygraphy(name: BackendName) -> None:
     from polygraphy import config
 
     config.USE_TENSORRT_RTX = name == "tensorrt-rtx"
-
-
-def _sidecar_of(path: Path) -> dict[str, Any] | None:
-    try:
-        sidecar = json.loads(sidecar_path(path).read_text())
-    except (OSError, ValueError):
-        return None
-    return sidecar if isinstance(sidecar, dict) else None
-
-
-def _require_trust(path: Path, sidecar: dict[str, Any] | None) -> None:
-    expected = (sidecar or {}).get("engine", {}).get("sha256")
-    found = plugin_library.sha256_of(path)
-    if found != expected:
-        raise UnsafeInput(
-            "the engine is not known to be ours, and loading an engine runs code that it carries",
-            where=str(path),
-            got=f"SHA-256 {found}, its sidecar says {expected or 'nothing'}",
-            need=f"the hash in {sidecar_path(path).name}, as flash-trt build writes it",
-            do="build it again with flash-trt build, or pass --trust-engine if you made it yourself",
-        )
 
 
 def input_dtypes(runner: Any) -> dict[str, np.dtype]:
@@ -216,3 +170,14 @@ def adapted(feeds: dict[str, np.ndarray], runner: Any) -> dict[str, np.ndarray]:
 def one_line(error: Exception) -> str:
     """The error's text on one line, cut where it stops being readable."""
     return " ".join(str(error).split())[:500]
+
+
+def fails_on(model: Path, error: Exception) -> UsageError:
+    """What to say when a model that loads fails on the inputs it was given."""
+    return UsageError(
+        "the model fails on these inputs",
+        where=str(model),
+        got=one_line(error),
+        need="inputs that it takes",
+        do="check their lengths against each other, and ids against their table",
+    )

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine on disk with its sidecar, and why it must not or cannot run here. Nothing of it is executed.
+
+An engine is code: it can carry libraries and kernels. So one is loaded only when its hash is the one that its sidecar
+holds, or when the user vouches for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flash_export.errors import MissingHere, UnsafeInput, UsageError
+from flash_trt import gpu, plan, shapes
+from flash_trt.backends import BackendName
+from flash_trt.build import SIDECAR_SCHEMA, sidecar_path
+from flash_trt.plugin_library import PluginLibrary, sha256_of
+
+_MAGIC = (b"ftrt", b"ptrt", b"vtrt")
+"""First bytes of TensorRT's and TensorRT for RTX's plans."""
+
+
+def is_engine(path: Path) -> bool:
+    """Whether ``path`` holds a TensorRT plan, told by its first bytes."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) in _MAGIC
+    except OSError:
+        return False  # reading it as ONNX says what is wrong
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineFile:
+    """An engine and what its sidecar says of it; ``sidecar`` is {} where there is none that can be read."""
+
+    path: Path
+    sidecar: dict[str, Any]
+
+    @property
+    def backend(self) -> BackendName:
+        """The TensorRT that built it; TensorRT where no sidecar tells."""
+        described = self.sidecar.get("backend")
+        is_rtx = isinstance(described, dict) and described.get("name") == "tensorrt-rtx"
+        return "tensorrt-rtx" if is_rtx else "tensorrt"
+
+    @property
+    def targets(self) -> list[str]:
+        """GPU generations it was built for; [] when that was the GPU of the building machine."""
+        targets = self.sidecar.get("targets")
+        return [str(target) for target in targets] if isinstance(targets, list) else []
+
+    @property
+    def profile(self) -> dict[str, dict[str, list[int]]]:
+        """Input -> "min", "opt", "max", for each dynamic input; without what the sidecar does not tell."""
+        profile = self.sidecar.get("profile")
+        named = profile if isinstance(profile, dict) else {}
+        return {name: limits for name, limits in named.items() if _are_limits(limits)}
+
+    def limits(self) -> tuple[str, ...]:
+        """The profile as ``--shape`` spells it."""
+        return tuple(
+            f"{name}:{','.join(shapes.spell(tuple(limits[key])) for key in ('min', 'opt', 'max'))}"
+            for name, limits in self.profile.items()
+        )
+
+
+def _are_limits(limits: object) -> bool:
+    if not isinstance(limits, dict) or not limits.keys() >= {"min", "opt", "max"}:
+        return False
+    shapes_ = [limits[key] for key in ("min", "opt", "max")]
+    return all(isinstance(s, list) and all(isinstance(n, int) for n in s) for s in shapes_) and (
+        len({len(s) for s in shapes_}) == 1
+    )
+
+
+def read(path: Path) -> EngineFile:
+    """``path`` with its sidecar."""
+    try:
+        sidecar = json.loads(sidecar_path(path).read_text())
+    except (OSError, ValueError):
+        sidecar = {}
+    return EngineFile(path, sidecar if isinstance(sidecar, dict) else {})
+
+
+def require_trust(engine: EngineFile) -> None:
+    """Refuses an engine that is not the one its sidecar describes.
+
+    Raises:
+        UnsafeInput: no sidecar, one that cannot be read or is of another schema, or another hash.
+    """
+    described = engine.sidecar.get("engine")
+    expected = described.get("sha256") if isinstance(described, dict) else None
+    found = sha256_of(engine.path)
+    schema = engine.sidecar.get("schema")
+    if found == expected and schema == SIDECAR_SCHEMA:
+        return
+    got = f"SHA-256 {found}, its sidecar says {expected or 'nothing'}"
+    if found == expected:
+        got = f"a sidecar of schema {schema}"
+    raise UnsafeInput(
+        "the engine is not known to be ours, and loading an engine runs code that it carries",
+        where=str(engine.path),
+        got=got,
+        need=f"the hash in {sidecar_path(engine.path).name}, as flash-trt build writes it (schema {SIDECAR_SCHEMA})",
+        do="build it again with flash-trt build, or pass --trust-engine if you made it yourself",
+    )
+
+
+def require_gpu(engine: EngineFile) -> None:
+    """Refuses an engine that no GPU here can run.
+
+    Raises:
+        MissingHere: no GPU, or none of a generation that the engine was built for.
+    """
+    here = [device.sm for device in gpu.devices()]
+    if not here:
+        raise MissingHere(
+            "an engine runs only where a GPU is",
+            where=str(engine.path),
+            got="no NVIDIA GPU, or no driver for it",
+            need=f"a GPU that it was built for: {', '.join(engine.targets) or 'the sidecar does not tell'}",
+            do="use the .onnx that it was built from here, and the engine on the GPU machine",
+        )
+    # TensorRT runs on the first GPU unless CUDA_VISIBLE_DEVICES says otherwise, which `devices` heeds too.
+    if engine.targets and here[0] not in engine.targets:
+        raise MissingHere(
+            "the engine was built for other GPUs",
+            where=str(engine.path),
+            got=f"{here[0]} ({gpu.devices()[0].name})",
+            need=f"one of {', '.join(engine.targets)}",
+            do=f"build it again on this machine, or with --target {here[0]}",
+        )
+
+
+def require_plugin(engine: EngineFile, library: PluginLibrary) -> None:
+    """Refuses an engine whose plugins are of another version than ``library`` has.
+
+    Raises:
+        MissingHere: as said, with both versions.
+    """
+    for record in plan.plugin_records(engine.path.read_bytes()):
+        version = library.operators.get(record.operator)
+        if version != record.version:
+            raise MissingHere(
+                f"the engine needs another version of the plugin {record.operator}",
+                where=str(engine.path),
+                got=f"version {version} in {library.path}",
+                need=f"version {record.version}, with which the engine was built",
+                do="build the engine again, or install the flash-export that built it",
+            )
+
+
+def require_shapes(engine: EngineFile, feeds: Mapping[str, np.ndarray]) -> None:
+    """Refuses inputs outside the shapes that the engine was built for.
+
+    Raises:
+        UsageError: the first such input, with its shape and its range.
+    """
+    for name, limits in engine.profile.items():
+        if name not in feeds:
+            continue
+        got, low, high = list(feeds[name].shape), limits["min"], limits["max"]
+        if len(got) != len(low) or not all(a <= n <= b for a, n, b in zip(low, got, high, strict=True)):
+            raise UsageError(
+                "an input is outside the shapes that the engine was built for",
+                where=f"input {name} of {engine.path}",
+                got=shapes.spell(tuple(got)),
+                need=f"{shapes.spell(tuple(low))} to {shapes.spell(tuple(high))}",
+                do="give other inputs, or build the engine again with a --shape that holds them",
+            )

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX Runtime with a say in where it runs, and proof of what computed the FlashAttention nodes."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+
+from flash_export.errors import MissingHere, UnsupportedModel
+from flash_export.op import OPERATORS
+from flash_trt import gpu
+from flash_trt.onnx_file import OnnxFile
+from flash_trt.runners import fails_on, one_line
+
+_CUDA = "CUDAExecutionProvider"
+_CPU = "CPUExecutionProvider"
+
+
+def has_cuda() -> bool:
+    """Whether this ONNX Runtime has its CUDA provider, and a GPU answers."""
+    return _CUDA in onnxruntime.get_available_providers() and bool(gpu.devices())
+
+
+def require_cuda() -> None:
+    """Refuses to run on CUDA where that is not possible.
+
+    Raises:
+        MissingHere: the ONNX Runtime here has no CUDA provider, or there is no GPU.
+    """
+    if has_cuda():
+        return
+    providers = onnxruntime.get_available_providers()
+    raise MissingHere(
+        "ONNX Runtime cannot run on CUDA here",
+        where=f"onnxruntime {onnxruntime.__version__}",
+        got=f"providers {', '.join(providers)}" + ("" if _CUDA not in providers else "; no GPU answers"),
+        need=f"{_CUDA} and an NVIDIA GPU",
+        do="pip install 'flash-export[gpu]' on a machine with a GPU, or run on the CPU: --on cpu",
+    )
+
+
+class Session:
+    """A model in ONNX Runtime, profiled, so that what ran is known and not assumed."""
+
+    def __init__(self, file: OnnxFile, *, cuda: bool = False, profile_into: Path | None = None) -> None:
+        """Loads ``file`` on the CPU, or on CUDA.
+
+        Raises:
+            MissingHere: CUDA is not usable here.
+            UnsupportedModel: ONNX Runtime does not load the model.
+        """
+        if cuda:
+            require_cuda()
+        self._file, self._cuda = file, cuda
+        self._profiled = profile_into is not None
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        if profile_into is not None:
+            options.enable_profiling = True
+            options.profile_file_prefix = str(profile_into / "profile")
+        try:
+            providers = [_CUDA, _CPU] if cuda else [_CPU]
+            self._session = onnxruntime.InferenceSession(str(file.path), options, providers=providers)
+        except Exception as error:  # ONNX Runtime's errors share no other base
+            raise UnsupportedModel(
+                "ONNX Runtime cannot load the model",
+                where=str(file.path),
+                got=one_line(error),
+                need="a model that runs in plain ONNX Runtime: a fused one carries its function bodies",
+                do="export without --no-fallback",
+            ) from error
+
+    @property
+    def where(self) -> str:
+        """The library and the device, in words."""
+        return f"ONNX Runtime {onnxruntime.__version__} on {'CUDA' if self._cuda else 'the CPU'}"
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Output name -> array.
+
+        Raises:
+            UsageError: the model fails on these inputs.
+        """
+        names = [output.name for output in self._session.get_outputs()]
+        try:
+            made = self._session.run_with_ort_values(names, {name: _to_ort(array) for name, array in feeds.items()})
+            return {name: _from_ort(value) for name, value in zip(names, made, strict=True)}
+        except Exception as error:
+            raise fails_on(self._file.path, error) from error
+
+    def implementation(self) -> str:
+        """What computed the FlashAttention nodes of all runs so far, by ONNX Runtime's own profile; ends profiling."""
+        nodes = len(self._file.flash_nodes)
+        if not nodes:
+            return "no FlashAttention node in the model"
+        if not self._profiled:
+            raise ValueError("the session was opened without profile_into")
+        ran = _operators_run(Path(self._session.end_profiling()))
+        ours = sum(ran[name] for name in OPERATORS)
+        return "the operator library" if ours else "the function bodies in the file, in standard operators"
+
+
+def _to_ort(array: np.ndarray) -> onnxruntime.OrtValue:
+    if array.dtype == ml_dtypes.bfloat16:  # no NumPy type of its own
+        bits = np.ascontiguousarray(array).view(np.uint16).reshape(array.shape)
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx.TensorProto.BFLOAT16)
+    return onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"))
+
+
+def _from_ort(value: onnxruntime.OrtValue) -> np.ndarray:
+    if value.data_type() != "tensor(bfloat16)":
+        return np.asarray(value.numpy())
+    shape = tuple(value.shape())
+    bits = (ctypes.c_uint16 * math.prod(shape)).from_address(value.data_ptr())
+    array: np.ndarray = np.frombuffer(bits, np.uint16).view(ml_dtypes.bfloat16)
+    return array.reshape(shape).copy()
+
+
+def _operators_run(profile: Path) -> Counter[str]:
+    """Operator -> how many of its nodes ran."""
+    events = json.loads(profile.read_text())
+    return Counter(event["args"]["op_name"] for event in events if "op_name" in event.get("args", {}))

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a model once and says what computed its attention: ONNX Runtime on the CPU or CUDA, or an engine on a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from flash_export import twin
+from flash_export.draw import draw_inputs, dynamic_dims
+from flash_export.errors import UsageError
+from flash_export.input_roles import fed_inputs
+from flash_export.save import check_output
+from flash_export.talk import Talk
+from flash_trt import engine_file, onnx_file, ort, runners, shapes, tensor_files
+from flash_trt.onnx_file import OnnxFile
+
+Place = Literal["auto", "cpu", "cuda"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The flags of ``flash-trt run``; see its ``--help``."""
+
+    model: Path
+    inputs: Path | None = None
+    output: Path | None = None
+    on: Place = "auto"
+    shapes: tuple[str, ...] = ()
+    seed: int = 0
+    trust_engine: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunResult:
+    """What one run gave. ``implementation`` says in words what computed the FlashAttention nodes."""
+
+    outputs: dict[str, np.ndarray]
+    implementation: str
+    drawn: bool
+
+
+def run(options: RunOptions, talk: Talk) -> RunResult:
+    """Runs the model on ``options.inputs``, or on drawn ones, and writes the outputs where asked.
+
+    Raises:
+        UsageError: an unreadable file, inputs that do not fit, fall outside an engine's shapes, or make the model fail.
+        UnsafeInput, UnsupportedModel, MissingHere: it cannot be run here; see ``runners`` and ``ort``.
+    """
+    if options.output:
+        tensor_files.check_suffix(options.output)
+        check_output(options.output)
+    is_engine = engine_file.is_engine(options.model)
+    result = _run_engine(options, talk) if is_engine else _run_onnx(options, talk)
+    if options.output:
+        tensor_files.write(options.output, result.outputs)
+    return result
+
+
+def _run_onnx(options: RunOptions, talk: Talk) -> RunResult:
+    with talk.step("read", str(options.model)):
+        file = onnx_file.read(options.model)
+        model = ir.load(options.model)
+        feeds, drawn = _feeds(options, file, model, talk)
+    with tempfile.TemporaryDirectory(prefix="flash-trt-") as folder:
+        with talk.step("load", str(options.model)):
+            session = ort.Session(file, cuda=_on_cuda(options.on), profile_into=Path(folder))
+        with talk.step("run", session.where):
+            outputs = session.run(feeds)
+        return RunResult(outputs, session.implementation(), drawn)
+
+
+def _on_cuda(place: Place) -> bool:
+    return place == "cuda" or (place == "auto" and ort.has_cuda())
+
+
+def _run_engine(options: RunOptions, talk: Talk) -> RunResult:
+    engine = engine_file.read(options.model)
+    with talk.step("load", str(options.model)):
+        runner = runners.open_engine(options.model, trusted=options.trust_engine)
+    try:
+        dtypes = runners.input_dtypes(runner)
+        if options.inputs is None:
+            raise UsageError(
+                "an engine does not tell what its inputs are for, so none are drawn",
+                where=str(options.model),
+                got="no --inputs",
+                need=f"a file with {', '.join(dtypes)}",
+                do="give --inputs FILE; flash-trt compare --save-inputs DIR makes such files from the .onnx",
+            )
+        given = tensor_files.read(options.inputs, dtypes)
+        _require_names(options.inputs, given, set(dtypes))
+        engine_file.require_shapes(engine, given)
+        _warn_of_nan(given, talk)
+        with talk.step("run", f"{engine.backend} on the GPU"):
+            try:
+                outputs = runner.infer(runners.adapted(given, runner))
+            except Exception as error:  # Polygraphy's and TensorRT's share no other base
+                raise runners.fails_on(options.model, error) from error
+            copies = {name: np.array(value) for name, value in outputs.items()}
+    finally:
+        runner.deactivate()
+    return RunResult(copies, "the TensorRT plugin, in the engine", False)
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def _feeds(options: RunOptions, file: OnnxFile, model: ir.Model, talk: Talk) -> tuple[dict[str, np.ndarray], bool]:
+    """The model's inputs in its own dtypes, and whether they were drawn."""
+    wanted = fed_inputs(model)
+    if options.inputs is None:
+        return draw_inputs(model, _sizes(options, file, model), options.seed), True
+    dtypes = {name: value.dtype.numpy() for name, value in wanted.items() if value.dtype is not None}
+    given = tensor_files.read(options.inputs, dtypes)
+    _require_names(options.inputs, given, set(wanted))
+    typed = {name: _typed(name, given[name], dtypes.get(name), options.inputs) for name in wanted}
+    for graph_input in file.inputs:
+        _require_shape(options.inputs, graph_input, typed[graph_input.name])
+    _warn_of_nan(typed, talk)
+    return typed, False
+
+
+def _sizes(options: RunOptions, file: OnnxFile, model: ir.Model) -> dict[str, int]:
+    """Dynamic dim -> its usual size by ``--shape`` or default, under the names that ``draw`` gives them."""
+    profile = shapes.plan_profile(file.inputs, [shapes.parse(text) for text in options.shapes])
+    usual = {range_.name: range_.usual for range_ in profile.ranges}
+    known = dynamic_dims(model)
+    sizes = {}
+    for graph_input in file.inputs:
+        for axis, dim in enumerate(graph_input.dims):
+            name = str(dim) or f"{graph_input.name}.{axis}"
+            if name in known:
+                sizes[name] = usual[graph_input.name][axis]
+    return dict.fromkeys(known, 1) | sizes
+
+
+def _require_names(path: Path, given: Mapping[str, np.ndarray], wanted: set[str]) -> None:
+    if given.keys() != wanted:
+        raise UsageError(
+            "the inputs given are not the model's",
+            where=str(path),
+            got=f"missing: {sorted(wanted - given.keys())}; unknown: {sorted(given.keys() - wanted)}",
+            need=f"exactly {', '.join(sorted(wanted))}",
+            do="rename the tensors as the model spells its inputs",
+        )
+
+
+def _typed(name: str, array: np.ndarray, dtype: np.dtype | None, path: Path) -> np.ndarray:
+    if dtype is None or array.dtype == dtype:
+        return array
+    if twin.is_float(array.dtype) and twin.is_float(dtype):
+        return twin.convert_array(array, dtype)
+    if array.dtype.kind in "biu" and dtype.kind in "biu" and np.array_equal(array.astype(dtype), array):
+        return array.astype(dtype)
+    raise UsageError(
+        "an input has another type than the model takes",
+        where=f"tensor {name} in {path}",
+        got=str(array.dtype),
+        need=str(dtype),
+        do=f"store it as {dtype}",
+    )
+
+
+def _require_shape(path: Path, graph_input: onnx_file.GraphInput, array: np.ndarray) -> None:
+    dims = graph_input.dims
+    fits = len(dims) == array.ndim and all(
+        not isinstance(dim, int) or dim == size for dim, size in zip(dims, array.shape, strict=True)
+    )
+    if not fits:
+        raise UsageError(
+            "an input has another shape than the model takes",
+            where=f"tensor {graph_input.name} in {path}",
+            got=f"[{', '.join(map(str, array.shape))}]",
+            need=shapes.spell_dims(graph_input),
+            do="give a tensor of that shape",
+        )
+
+
+def _warn_of_nan(feeds: Mapping[str, np.ndarray], talk: Talk) -> None:
+    for name, count in nan_counts(feeds).items():
+        talk.warn(f"input {name} holds {count} NaN; what depends on them is NaN too")
+
+
+def nan_counts(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """Name -> how many NaN, for those that hold any."""
+    counts = {
+        name: int(np.isnan(array.astype(np.float32)).sum())
+        for name, array in arrays.items()
+        if twin.is_float(array.dtype)
+    }
+    return {name: count for name, count in counts.items() if count}

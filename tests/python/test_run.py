@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``flash-trt run``: right numbers, a true word on what computed them, and a clear end for everything it cannot run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from contract.reference import attention
+from python.attention_models import BF16, FLOAT, HALF, HEAD_DIM, HEADS, SCALE, fused, unfused
+
+from flash_export.errors import EXIT_MISSING, EXIT_OK, EXIT_UNSAFE, EXIT_UNSUPPORTED, EXIT_USAGE, UsageError
+from flash_trt import engine_file, gpu, tensor_files
+from flash_trt.build import sidecar_path
+
+Command = Callable[..., int]
+NAMES = ("query", "key", "value")
+BUILT_FOR = f"query:1x{HEADS}x3x{HEAD_DIM},1x{HEADS}x5x{HEAD_DIM},2x{HEADS}x7x{HEAD_DIM}"
+
+
+def _inputs(path: Path, shape: tuple[int, ...] = (2, HEADS, 37, HEAD_DIM), **changed: np.ndarray) -> Path:
+    rng = np.random.default_rng(5)
+    arrays = {name: rng.standard_normal(shape).astype(np.float32) for name in NAMES} | changed
+    tensor_files.write(path, arrays)
+    return path
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, HALF, BF16], ids=["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".json"])
+def test_the_outputs_are_those_of_float64_attention(
+    tmp_path: Path, flash_trt: Command, suffix: str, dtype: int
+) -> None:
+    model, given = fused(tmp_path / "m.onnx", dtype=dtype), _inputs(tmp_path / f"in{suffix}")
+    assert flash_trt("run", model, "--inputs", given, "-o", tmp_path / f"out{suffix}") == EXIT_OK
+    (name, output), *_ = tensor_files.read(tmp_path / f"out{suffix}").items()
+    arrays = tensor_files.read(given)
+    wide = [arrays[name].astype(np.float64) for name in NAMES]
+    expected, _ = attention(*wide, scale=SCALE, causal=1)
+    assert name == "output"
+    np.testing.assert_allclose(output.astype(np.float64), expected, atol={FLOAT: 1e-5, HALF: 4e-3, BF16: 4e-2}[dtype])
+
+
+@pytest.mark.parametrize(("make", "told"), [(fused, "function bodies"), (unfused, "no FlashAttention node")])
+def test_it_says_what_computed_the_attention(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], make: Callable[[Path], Path], told: str
+) -> None:
+    assert flash_trt("run", make(tmp_path / "m.onnx")) == EXIT_OK
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("attention computed by: ")
+    assert told in line
+
+
+def test_drawn_inputs_have_the_shape_asked_for_and_depend_on_the_seed(tmp_path: Path, flash_trt: Command) -> None:
+    model, shape = fused(tmp_path / "m.onnx"), f"query:3x{HEADS}x11x{HEAD_DIM}"
+    outputs = []
+    for i, seed in enumerate((7, 7, 8)):
+        assert flash_trt("run", model, "--shape", shape, "--seed", seed, "-o", tmp_path / f"{i}.npz") == EXIT_OK
+        outputs.append(tensor_files.read(tmp_path / f"{i}.npz")["output"])
+    assert outputs[0].shape == (3, HEADS, 11, HEAD_DIM)
+    assert np.array_equal(outputs[0], outputs[1])
+    assert not np.array_equal(outputs[0], outputs[2])
+
+
+@pytest.mark.parametrize("shape", [(0, HEADS, 5, HEAD_DIM), (2, HEADS, 0, HEAD_DIM)], ids=["batch", "length"])
+def test_inputs_of_size_zero_give_outputs_of_size_zero(
+    tmp_path: Path, flash_trt: Command, shape: tuple[int, ...]
+) -> None:
+    given = _inputs(tmp_path / "in.npz", shape)
+    assert flash_trt("run", fused(tmp_path / "m.onnx"), "--inputs", given, "-o", tmp_path / "out.npz") == EXIT_OK
+    assert tensor_files.read(tmp_path / "out.npz")["output"].shape == shape
+
+
+def test_nan_in_an_input_is_told_and_counted(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    query = np.ones((2, HEADS, 9, HEAD_DIM), np.float32)
+    query[0, 1, 4, 3] = np.nan
+    given = _inputs(tmp_path / "in.json", (2, HEADS, 9, HEAD_DIM), query=query)
+    assert flash_trt("run", fused(tmp_path / "m.onnx"), "--inputs", given) == EXIT_OK
+    told = capsys.readouterr()
+    assert "input query holds 1 NaN" in told.err
+    assert told.out.splitlines()[-2].split()[-1] == str(HEAD_DIM)  # the row of that query
+
+
+# --- inputs that do not fit -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"mask": np.ones(3, np.float32)}, "unknown: ['mask']"),
+        ({"key": np.ones((2, HEADS, 37, HEAD_DIM), np.int64)}, "int64"),
+        ({"key": np.ones((2, HEADS, 37, HEAD_DIM + 1), np.float32)}, f"[2, {HEADS}, 37, {HEAD_DIM + 1}]"),
+        ({"key": np.ones((HEADS, 37, HEAD_DIM), np.float32)}, f"[{HEADS}, 37, {HEAD_DIM}]"),
+        ({"key": np.ones((5, HEADS, 37, HEAD_DIM), np.float32)}, "fails on these inputs"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused_by_name(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], changed: dict[str, np.ndarray], told: str
+) -> None:
+    given = _inputs(tmp_path / "in.npz", **changed)
+    assert flash_trt("run", fused(tmp_path / "m.onnx"), "--inputs", given) == EXIT_USAGE
+    assert told in capsys.readouterr().err
+
+
+def test_an_output_with_another_suffix_is_refused_before_anything_runs(tmp_path: Path, flash_trt: Command) -> None:
+    assert flash_trt("run", tmp_path / "no_such.onnx", "-o", tmp_path / "out.pkl") == EXIT_USAGE
+    assert flash_trt("run", tmp_path / "no_such.onnx") == EXIT_USAGE
+
+
+# --- what cannot run here ---------------------------------------------------------------------------------------------
+
+
+def test_cuda_without_a_cuda_provider_ends_with_5_and_the_extra(
+    tmp_path: Path, flash_trt: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    assert flash_trt("run", fused(tmp_path / "m.onnx"), "--on", "cuda") == EXIT_MISSING
+    told = capsys.readouterr().err
+    assert "providers CPUExecutionProvider" in told
+    assert "flash-export[gpu]" in told
+
+
+def test_a_file_without_function_bodies_is_refused_with_the_reason(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert flash_trt("run", fused(tmp_path / "m.onnx", fallback=False)) == EXIT_UNSUPPORTED
+    assert "--no-fallback" in capsys.readouterr().err
+
+
+@pytest.fixture
+def engine(rtx: object, tmp_path: Path, flash_trt: Command) -> Path:
+    """An engine for sm80 with its sidecar."""
+    model = fused(tmp_path / "m.onnx")
+    assert flash_trt("build", model, "-o", tmp_path / "m.engine", "--target", "sm80", "--shape", BUILT_FOR) == EXIT_OK
+    return tmp_path / "m.engine"
+
+
+def _pretend_gpu(monkeypatch: pytest.MonkeyPatch, *sms: str) -> None:
+    monkeypatch.setattr(gpu, "devices", lambda: [gpu.Device("a GPU", sm, 2**34) for sm in sms])
+
+
+def _fits(tmp_path: Path) -> Path:
+    return _inputs(tmp_path / "in.npz", (2, HEADS, 7, HEAD_DIM))
+
+
+def test_an_engine_without_a_gpu_ends_with_5(
+    engine: Path, tmp_path: Path, flash_trt: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _pretend_gpu(monkeypatch)
+    assert flash_trt("run", engine, "--inputs", _fits(tmp_path)) == EXIT_MISSING
+
+
+def test_an_engine_for_other_gpus_is_refused_with_both_generations(
+    engine: Path,
+    tmp_path: Path,
+    flash_trt: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _pretend_gpu(monkeypatch, "sm89")
+    assert flash_trt("run", engine, "--inputs", _fits(tmp_path)) == EXIT_MISSING
+    told = capsys.readouterr().err
+    assert "got   sm89" in told
+    assert "one of sm80" in told
+
+
+def test_an_engine_whose_plugin_is_not_here_is_refused_with_the_places_searched(
+    engine: Path,
+    tmp_path: Path,
+    flash_trt: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _pretend_gpu(monkeypatch, "sm80")
+    monkeypatch.setattr("flash_trt.plugin_library._loaded", {})
+    monkeypatch.setenv("FLASH_TRT_PLUGIN", str(tmp_path / "nowhere.so"))
+    assert flash_trt("run", engine, "--inputs", _fits(tmp_path)) == EXIT_MISSING
+    assert "nowhere.so" in capsys.readouterr().err
+
+
+def test_an_engine_of_another_plugin_version_is_refused_with_both_numbers(
+    engine: Path,
+    tmp_path: Path,
+    flash_trt: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _pretend_gpu(monkeypatch, "sm80")
+    version = b"\x01\x00\x00\x00\x00\x00\x00\x00" + b"%s"
+    data = engine.read_bytes()
+    at = data.index(b"FlashAttention", data.index(b"FlashAttention")) + len(b"FlashAttention")
+    place = data.index((version % b"1"), at) + 8
+    engine.write_bytes(data[:place] + b"7" + data[place + 1 :])
+    assert flash_trt("run", engine, "--inputs", _fits(tmp_path), "--trust-engine") == EXIT_MISSING
+    told = capsys.readouterr().err
+    assert "got   version 1 in " in told
+    assert "need  version 7" in told
+
+
+@pytest.mark.parametrize("length", [2, 8])
+def test_shapes_outside_the_profile_are_refused_with_name_and_range(engine: Path, tmp_path: Path, length: int) -> None:
+    feeds = tensor_files.read(_inputs(tmp_path / "in.npz", (1, HEADS, length, HEAD_DIM)))
+    with pytest.raises(UsageError) as caught:
+        engine_file.require_shapes(engine_file.read(engine), feeds)
+    assert "input query" in caught.value.where
+    assert caught.value.got == f"1x{HEADS}x{length}x{HEAD_DIM}"
+    assert caught.value.need == f"1x{HEADS}x3x{HEAD_DIM} to 2x{HEADS}x7x{HEAD_DIM}"
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        lambda sidecar: sidecar["engine"].update(sha256="0" * 64),
+        lambda sidecar: sidecar.update(schema=99),
+        lambda sidecar: sidecar.pop("engine"),
+        lambda sidecar: sidecar.update(engine=["no object"]),
+        lambda sidecar: sidecar.clear(),
+    ],
+    ids=["hash", "schema", "no engine", "engine of another type", "empty"],
+)
+def test_a_tampered_sidecar_ends_with_3(
+    engine: Path,
+    tmp_path: Path,
+    flash_trt: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    tamper: Callable[[dict[str, object]], object],
+) -> None:
+    _pretend_gpu(monkeypatch, "sm80")
+    sidecar = json.loads(sidecar_path(engine).read_text())
+    tamper(sidecar)
+    sidecar_path(engine).write_text(json.dumps(sidecar))
+    assert flash_trt("run", engine, "--inputs", _fits(tmp_path)) == EXIT_UNSAFE
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no JSON", b"[1, 2]", b"\xff\xfe"])
+def test_a_sidecar_that_cannot_be_read_ends_with_3(
+    engine: Path, tmp_path: Path, flash_trt: Command, content: bytes | None
+) -> None:
+    sidecar_path(engine).unlink()
+    if content is not None:
+        sidecar_path(engine).write_bytes(content)
+    assert flash_trt("run", engine, "--inputs", _fits(tmp_path)) == EXIT_UNSAFE

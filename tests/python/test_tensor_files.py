@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors survive each kind of file; broken files and pickles are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from flash_export.errors import UsageError
+from flash_trt import tensor_files
+
+TENSORS = {
+    "float32": np.array([[1.5, -np.inf], [np.nan, np.inf]], np.float32),
+    "float16": np.array([6.5e4, -6.1e-5], np.float16),
+    "bfloat16": np.array([[3.140625]], ml_dtypes.bfloat16),
+    "float64": np.array(1e300),
+    "int64": np.array([-(2**62), 2**62 + 1]),
+    "int8": np.zeros((2, 0, 3), np.int8),
+    "bool": np.array([True, False]),
+}
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".json"])
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_tensor_comes_back_as_it_was(tmp_path: Path, suffix: str, name: str) -> None:
+    written = TENSORS[name]
+    tensor_files.write(tmp_path / f"file{suffix}", {name: written})
+    read = tensor_files.read(tmp_path / f"file{suffix}")[name]
+    if suffix == ".npz" and name == "bfloat16":  # NPZ has none
+        written = written.astype(np.float32)
+    assert read.dtype == written.dtype
+    assert read.shape == written.shape
+    assert read.tobytes() == written.tobytes()
+
+
+def test_json_written_by_hand_takes_the_dtypes_of_the_model(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"ids": [[1, 2]], "x": [1, "NaN"], "y": 3}')
+    read = tensor_files.read(tmp_path / "x.json", {"ids": np.dtype(np.int64), "x": np.dtype(np.float16)})
+    assert read["ids"].dtype == np.int64
+    assert read["ids"].tolist() == [[1, 2]]
+    assert read["x"].dtype == np.float16
+    assert np.isnan(read["x"][1])
+    assert read["y"].shape == ()
+
+
+def test_the_written_json_is_json(tmp_path: Path) -> None:
+    tensor_files.write(tmp_path / "x.json", TENSORS)
+    json.loads((tmp_path / "x.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+BROKEN = {
+    "nothing": b"",
+    "text": b"hello",
+    "a list": b"[1]",
+    "ragged": b'{"x": [[1], [1, 2]]}',
+    "unknown dtype": b'{"x": {"dtype": "float7", "shape": [1], "data": [1]}}',
+    "no data": b'{"x": {"dtype": "float32", "shape": [1]}}',
+    "wrong shape": b'{"x": {"dtype": "float32", "shape": [3], "data": [1]}}',
+    "deep": b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "not a zip": b"PK\x03\x04 no zip",
+    "safetensors cut short": b"\xff\x00\x00\x00\x00\x00\x00\x00{}",
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_file_is_refused(tmp_path: Path, what: str) -> None:
+    (tmp_path / "x").write_bytes(BROKEN[what])
+    with pytest.raises(UsageError, match="cannot be read"):
+        tensor_files.read(tmp_path / "x")
+
+
+def test_a_pickled_array_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.array([{"an": "object"}], dtype=object))
+    with pytest.raises(UsageError):
+        tensor_files.read(tmp_path / "x.npz")
+
+
+def test_a_missing_file_and_an_unknown_suffix_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        tensor_files.read(tmp_path / "none.npz")
+    with pytest.raises(UsageError, match=r"\.npz, \.safetensors, \.json"):
+        tensor_files.write(tmp_path / "x.pt", {})
