@@ -22,7 +22,7 @@ from flash_export.errors import MissingHere, UnsupportedModel
 from flash_export.op import DOMAIN, VERSION
 from flash_export.save import check_output
 from flash_export.talk import Talk
-from flash_trt import backends, gpu, onnx_file, plan, plugin_library, shapes
+from flash_trt import attention, backends, gpu, onnx_file, plan, plugin_library, shapes
 from flash_trt.backends import Backend, BackendChoice, Progress
 from flash_trt.onnx_file import FlashNode, OnnxFile
 from flash_trt.output import write_atomically
@@ -92,7 +92,9 @@ def build(options: BuildOptions, talk: Talk) -> dict[str, Any]:
         engine = build_engine(backend, file, profile, targets, talk.progress)
     with talk.step("prove", f"{len(file.flash_nodes)} FlashAttention nodes in the plan"):
         proof = prove_plugins(backend, file, engine)
+        attentions = attention.describe(file, engine.data)
     sidecar = _sidecar(options, file, backend, plugin, profile, targets, engine, proof)
+    sidecar["attention"] = [found.as_json() for found in attentions]
     with talk.step("write", str(options.output)):
         write_atomically(options.output, engine.data)
         sidecar["engine"]["sha256"] = sha256_of(options.output)

@@ -15,7 +15,8 @@ from rich.table import Table
 
 from flash_export import command
 from flash_export.talk import Talk
-from flash_trt import __version__, environment
+from flash_trt import __version__, environment, inspect_file
+from flash_trt.attention import WORDS
 from flash_trt.backends import BackendChoice
 from flash_trt.build import BuildOptions, sidecar_path
 from flash_trt.build import build as build_step
@@ -105,6 +106,7 @@ def _build_table(options: BuildOptions, sidecar: dict[str, Any]) -> Table:
         "backend": f"{sidecar['backend']['name']} {sidecar['backend']['version']}",
         "targets": ", ".join(sidecar["targets"]) or "the GPU here",
         "plugin layers": f"{counted}  (proven by {sidecar['plan_proof'] or 'nothing: no node'})",
+        **_attention_rows(sidecar["attention"]),
         "scratch memory": "not told" if scratch is None else f"{scratch / 2**20:.2f} MiB at the largest shapes",
         "shapes": "  ".join(f"--shape {name}:{_spell(p)}" for name, p in sidecar["profile"].items()) or "static",
     }
@@ -112,6 +114,22 @@ def _build_table(options: BuildOptions, sidecar: dict[str, Any]) -> Table:
     for name, value in rows.items():
         table.add_row(f"[b]{name}[/b]", escape(value))
     return table
+
+
+def _attention_rows(attentions: list[dict[str, Any]]) -> dict[str, str]:
+    """One row for each way in which attention is computed; what is not our plugin is named."""
+    rows: dict[str, str] = {}
+    for by, words in WORDS.items():
+        mine = [found for found in attentions if found["by"] == by]
+        if by != "plugin" and mine:
+            named = [
+                found["name"] + (f" ({found['scratch_bytes'] / 2**20:.2f} MiB)" if found["scratch_bytes"] else "")
+                for found in mine
+            ]
+            words += f": {', '.join(named)}"
+        if mine:
+            rows["attention" if not rows else f"attention ({by})"] = f"{len(mine)} by {words}"
+    return rows
 
 
 def _spell(profile: dict[str, list[int]]) -> str:
@@ -194,6 +212,17 @@ def compare(
         trust_engine=trust_engine,
     )
     compare_step(options, Talk(quiet=quiet))
+    return 0
+
+
+@app.command()
+def inspect(
+    file: Annotated[Path, typer.Argument(help="An engine, its sidecar, or an ONNX file.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> int:
+    """Says what a file holds, without a GPU and without running any of it."""
+    found = inspect_file.inspect(file)
+    print(json.dumps(found, indent=2) if as_json else "\n".join(inspect_file.as_lines(found)))
     return 0
 
 

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who computes each attention of an engine: our plugin, TensorRT's own fused kernel, or a chain that holds S x S."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import onnx_ir as ir
+
+from flash_export.find import find
+from flash_trt import plan_program
+from flash_trt.onnx_file import OnnxFile
+
+By = Literal["plugin", "tensorrt_fused", "unfused_chain", "not_told"]
+
+WORDS: dict[By, str] = {
+    "plugin": "our plugin",
+    "tensorrt_fused": "TensorRT's own fused kernel",
+    "unfused_chain": "an unfused chain",
+    "not_told": "not told by the plan",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Attention:
+    """One attention of a model and who computes it in the engine.
+
+    ``scratch_bytes``: what the kernels around its softmax keep in scratch memory; None where the plan does not tell (a
+    dynamic length, a plugin).
+    """
+
+    name: str
+    by: By
+    scratch_bytes: int | None = None
+
+    def as_json(self) -> dict[str, object]:
+        """The attention's entry in the sidecar."""
+        return dataclasses.asdict(self)
+
+
+def describe(file: OnnxFile, plan: bytes) -> list[Attention]:
+    """Every attention of ``file``, in its order: its FlashAttention nodes, then what was left in standard operators."""
+    ours = [Attention(node.name, "plugin") for node in file.flash_nodes if node.is_needed]
+    names = {attention.name for attention in ours}
+    launches = plan_program.launches(plan)
+    left = [site for site in find(ir.load(file.path)) if site.status != "not_attention" and site.name not in names]
+    return ours + [_read(site.name, launches) for site in left]
+
+
+def _read(name: str, launches: list[plan_program.Launch]) -> Attention:
+    mine = [launch for launch in launches if name in launch.nodes or f"node_of_{name}" in launch.nodes]
+    if not mine:
+        return Attention(name, "not_told")
+    fused = any(launch.kernel.startswith(plan_program.FUSED_ATTENTION) for launch in mine)
+    known = [launch.scratch_bytes for launch in mine if launch.scratch_bytes is not None]
+    scratch = max(known) if len(known) == len(mine) else None
+    return Attention(name, "tensorrt_fused" if fused else "unfused_chain", scratch)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine, its sidecar or an ONNX file holds, read without a GPU and without running any of it."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from flash_export.errors import UsageError
+from flash_export.op import FLOAT_ATTRIBUTES, INT_ATTRIBUTES
+from flash_trt import engine_file, onnx_file, plan, plan_program, shapes
+from flash_trt.plugin_library import sha256_of
+
+
+def inspect(path: Path) -> dict[str, Any]:
+    """Everything ``flash-trt inspect`` prints of an engine, of its sidecar (the engine beside it), or of an ONNX file.
+
+    Raises:
+        UsageError: ``path`` is none of these.
+        UnsafeInput, UnsupportedModel: an ONNX file that ``flash_trt.onnx_file`` refuses.
+    """
+    if engine_file.is_engine(path):
+        return _engine(path)
+    if path.suffix == ".json":
+        engine = path.with_suffix("")
+        if engine_file.is_engine(engine):
+            return _engine(engine)
+        raise UsageError(
+            "the engine that this sidecar describes is not beside it",
+            where=str(path),
+            got=f"no TensorRT plan at {engine}",
+            need="NAME.engine beside NAME.engine.json",
+            do="put the two side by side, as flash-trt build wrote them",
+        )
+    return _onnx(path)
+
+
+def _engine(path: Path) -> dict[str, Any]:
+    engine = engine_file.read(path)
+    data = path.read_bytes()
+    digest = sha256_of(path)
+    described = engine.sidecar.get("engine")
+    expected = described.get("sha256") if isinstance(described, dict) else None
+    kernels = Counter(launch.kernel for launch in plan_program.launches(data))
+    return {
+        "kind": "engine",
+        "file": str(path),
+        "bytes": len(data),
+        "sha256": digest,
+        "trusted": expected == digest,
+        "sidecar": engine.sidecar or None,
+        "plugins": [_plugin(record) for record in plan.plugin_records(data)],
+        "tensorrt_fused_attention": sum(
+            n for kernel, n in kernels.items() if kernel.startswith(plan_program.FUSED_ATTENTION)
+        ),
+    }
+
+
+def _plugin(record: plan.PluginRecord) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, raw in record.fields.items():
+        if name in INT_ATTRIBUTES | FLOAT_ATTRIBUTES and len(raw) == 4:
+            (values[name],) = struct.unpack("<f" if name in FLOAT_ATTRIBUTES else "<i", raw)
+    return {"operator": record.operator, "version": record.version, "attributes": values}
+
+
+def _onnx(path: Path) -> dict[str, Any]:
+    file = onnx_file.read(path)
+    return {
+        "kind": "onnx",
+        "file": str(path),
+        "bytes": path.stat().st_size,
+        "sha256": sha256_of(path),
+        "inputs": {i.name: shapes.spell_dims(i) for i in file.inputs},
+        "outputs": file.outputs,
+        "opsets": {opset.domain or "ai.onnx": opset.version for opset in file.proto.opset_import},
+        "nodes": [
+            {"name": node.name, "operator": node.operator, "attributes": node.attributes} for node in file.flash_nodes
+        ],
+        "bodies": sorted({f.name for f in file.proto.functions if f.name in {n.operator for n in file.flash_nodes}}),
+    }
+
+
+# --- for people -------------------------------------------------------------------------------------------------------
+
+
+def as_lines(found: dict[str, Any]) -> list[str]:
+    """The same as aligned ``name  value`` lines, one attention a line at the end."""
+    rows = [("file", f"{found['file']}  ({found['bytes'] / 2**20:.2f} MiB)"), ("sha256", found["sha256"])]
+    rows += _engine_rows(found) if found["kind"] == "engine" else _onnx_rows(found)
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:<{width}}  {value}" for name, value in rows]
+
+
+def _engine_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    sidecar = found["sidecar"] or {}
+    trust = "its sidecar's" if found["trusted"] else "NOT its sidecar's" if sidecar else "there is no sidecar"
+    rows = [("hash", trust)]
+    for key in ("backend", "targets", "built", "scratch_bytes", "plan_proof"):
+        if key in sidecar:
+            rows.append((key, _spell(sidecar[key])))
+    rows += [(f"shape {name}", _spell(limits)) for name, limits in (sidecar.get("profile") or {}).items()]
+    counted = Counter(_describe(plugin) for plugin in found["plugins"])
+    rows += [(f"plugin x{count}", text) for text, count in counted.items()] or [("plugin", "none of ours")]
+    rows.append(("fused attention of TensorRT's own", str(found["tensorrt_fused_attention"])))
+    return rows
+
+
+def _onnx_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [(f"input {name}", dims) for name, dims in found["inputs"].items()]
+    rows += [("outputs", ", ".join(found["outputs"])), ("opsets", _spell(found["opsets"]))]
+    rows.append(("function bodies", ", ".join(found["bodies"]) or "none: ONNX Runtime needs a library for the nodes"))
+    return rows + ([(node["name"], _describe(node)) for node in found["nodes"]] or [("FlashAttention", "no node")])
+
+
+def _describe(node: dict[str, Any]) -> str:
+    written = node["attributes"]
+    shown = [f"{name} {written[name]:g}" for name in INT_ATTRIBUTES | FLOAT_ATTRIBUTES if name in written]
+    return f"{node['operator']} {', '.join(shown)}"
+
+
+def _spell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_spell(inner)}" for key, inner in value.items())
+    if isinstance(value, list):
+        return ("x" if all(isinstance(n, int) for n in value) else ", ").join(map(str, value)) or "the GPU here"
+    return str(value)

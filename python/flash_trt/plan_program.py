@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads what TensorRT made of the model's own nodes from the program that a plan carries as text.
+
+Seen in plans of TensorRT for RTX 1.7: one line a tensor (``tensor={ dims={ 8 512 512 } name="probs" type=half }``) and
+one line a kernel launch, which names the ONNX nodes it stands for. A plan without such lines gives an empty program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+FUSED_ATTENTION = "_gemm_mha"
+"""Names of TensorRT's own fused attention kernels begin so."""
+
+_ELEMENT_BYTES = {"float": 4, "half": 2, "bf16": 2, "int32": 4, "int64": 8, "int8": 1, "uint8": 1, "bool": 1}
+_TENSOR = re.compile(
+    rb'^  tensor=\{ .*?dims=\{ ([\w ]*?) ?\} .*?name="([^"]*)" .*?region="([^"]*)" .*?type=(\w+) \}', re.M
+)
+_VIEW = re.compile(rb'^  sub_tensor=\{ base="([^"]*)" .*?name="([^"]*)"', re.M)
+_LAUNCH = re.compile(rb'^  \w+=\{ name="?([^" ]*)"? .*? layers="([^"]*)"', re.M)
+_ONNX_NODE = re.compile(rb"\[ONNX Layer: ([^\]]*)\]")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel: its name, the ONNX nodes it computes, and the bytes of scratch memory that it reads and writes.
+
+    ``scratch_bytes`` is None where a dimension is dynamic.
+    """
+
+    kernel: str
+    nodes: frozenset[str]
+    scratch_bytes: int | None
+
+
+def launches(plan: bytes) -> list[Launch]:
+    """Every kernel launch that names ONNX nodes, in the order of the plan; [] when it holds none in the known form."""
+    sizes = _scratch_sizes(plan)
+    views = {view: base for base, view in _VIEW.findall(plan)}
+    found = []
+    for match in _LAUNCH.finditer(plan):
+        nodes = frozenset(name.decode("utf-8", "replace") for name in _ONNX_NODE.findall(match[2]))
+        touched = {views.get(name, name) for name in re.findall(rb'"([^"]*)"', match[0])} & sizes.keys()
+        of_each = [sizes[name] for name in touched]
+        total = None if None in of_each else sum(size for size in of_each if size is not None)
+        found.append(Launch(match[1].decode("utf-8", "replace"), nodes, total))
+    return found
+
+
+def _scratch_sizes(plan: bytes) -> dict[bytes, int | None]:
+    """Tensor -> bytes, of those in scratch memory; the others are inputs, outputs and weights."""
+    sizes: dict[bytes, int | None] = {}
+    for dims, name, region, kind in _TENSOR.findall(plan):
+        if region.startswith(b"devmem"):
+            width = _ELEMENT_BYTES.get(kind.decode())
+            static = all(dim.isdigit() for dim in dims.split())
+            sizes[name] = width * math.prod(map(int, dims.split())) if static and width else None
+    return sizes

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``flash-trt inspect`` tells what a file holds, and ``build`` who computes each attention, from bytes alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import helper
+from python.attention_models import FLOAT, HALF, HEAD_DIM, HEADS, SCALE, flash_node, fused, unfused
+
+from flash_export.errors import EXIT_OK, EXIT_UNSUPPORTED, EXIT_USAGE
+from flash_trt.backends import Backend
+from flash_trt.build import sidecar_path
+
+Command = Callable[..., int]
+SHAPE = f"query:2x{HEADS}x131x{HEAD_DIM}"
+
+
+def _told(flash_trt: Command, capsys: pytest.CaptureFixture[str], path: Path) -> dict:
+    capsys.readouterr()
+    assert flash_trt("inspect", path, "--json") == EXIT_OK
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def engine(rtx: Backend, tmp_path: Path, flash_trt: Command) -> Path:
+    model = fused(tmp_path / "m.onnx", flash_node(output="a", window_left=77), flash_node(("a", "key", "value")))
+    assert flash_trt("build", model, "-o", tmp_path / "m.engine", "--target", "sm80", "--shape", SHAPE) == EXIT_OK
+    return tmp_path / "m.engine"
+
+
+def test_an_engine_tells_its_plugins_with_their_attributes(
+    engine: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = _told(flash_trt, capsys, engine)
+    assert told["trusted"] is True
+    assert {plugin["attributes"]["window_left"] for plugin in told["plugins"]} == {77, -1}
+    assert {plugin["attributes"]["scale"] for plugin in told["plugins"]} == {SCALE}
+    assert {plugin["version"] for plugin in told["plugins"]} == {"1"}
+    assert told["sidecar"]["targets"] == ["sm80"]
+    assert _told(flash_trt, capsys, sidecar_path(engine)) == told
+
+
+def test_an_engine_that_is_not_its_sidecars_is_told_so(
+    engine: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with engine.open("ab") as file:
+        file.write(b"tampered")
+    assert _told(flash_trt, capsys, engine)["trusted"] is False
+    assert flash_trt("inspect", engine) == EXIT_OK
+    assert "NOT its sidecar's" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("fallback", [True, False])
+def test_an_onnx_file_tells_its_nodes_and_bodies(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], fallback: bool
+) -> None:
+    told = _told(flash_trt, capsys, fused(tmp_path / "m.onnx", fallback=fallback))
+    assert [node["name"] for node in told["nodes"]] == ["attention"]
+    assert told["bodies"] == (["FlashAttention"] if fallback else [])
+    assert told["inputs"]["query"] == f"[batch, {HEADS}, seq, {HEAD_DIM}]"
+
+
+def test_what_is_no_engine_sidecar_or_model_ends_with_2(tmp_path: Path, flash_trt: Command) -> None:
+    (tmp_path / "x.engine.json").write_text("{}")
+    (tmp_path / "x").write_text("text")
+    for name in ("x.engine.json", "x", "no_such_file"):
+        assert flash_trt("inspect", tmp_path / name) == EXIT_USAGE
+
+
+def test_a_model_of_a_newer_operator_version_is_refused_by_every_command(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, old = fused(tmp_path / "m.onnx"), fused(tmp_path / "old.onnx")
+    model = onnx.load(path)
+    for opset in [*model.opset_import, *(o for function in model.functions for o in function.opset_import)]:
+        opset.version = 2 if opset.domain == "flash_export" else opset.version
+    onnx.save(model, path)
+    for command in (("inspect", path), ("build", path), ("run", path), ("compare", path, old), ("compare", old, path)):
+        assert flash_trt(*command) == EXIT_UNSUPPORTED
+        told = capsys.readouterr().err
+        assert "newer flash-export" in told
+        assert "version 2" in told
+
+
+# --- who computes each attention --------------------------------------------------------------------------------------
+
+
+def _attention(rtx: Backend, flash_trt: Command, model: Path) -> list[tuple[str, str]]:
+    output = model.with_suffix(".engine")
+    arguments = ("--target", "sm80,sm89", "--shape", SHAPE, "--allow-none")
+    assert flash_trt("build", model, "-o", output, *arguments) == EXIT_OK
+    return [(found["name"], found["by"]) for found in json.loads(sidecar_path(output).read_text())["attention"]]
+
+
+def test_every_node_of_ours_is_the_plugins(rtx: Backend, tmp_path: Path, flash_trt: Command) -> None:
+    assert _attention(rtx, flash_trt, fused(tmp_path / "m.onnx")) == [("attention", "plugin")]
+
+
+def test_an_attention_that_tensorrt_fuses_and_one_that_it_does_not_are_told_apart(
+    rtx: Backend, tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ((_, by),) = _attention(rtx, flash_trt, unfused(tmp_path / "half.onnx", dtype=HALF, causal=False))
+    assert by == "tensorrt_fused"
+    ((name, by),) = _attention(rtx, flash_trt, unfused(tmp_path / "full.onnx", dtype=FLOAT))
+    assert by == "unfused_chain"
+    assert f"an unfused chain: {name}" in capsys.readouterr().out
+
+
+def test_the_scratch_of_an_unfused_chain_holds_its_scores(rtx: Backend, tmp_path: Path, flash_trt: Command) -> None:
+    model = unfused(tmp_path / "m.onnx", dtype=FLOAT)
+    proto = onnx.load(model)
+    for value in [*proto.graph.input, *proto.graph.output]:
+        value.CopyFrom(helper.make_tensor_value_info(value.name, FLOAT, [2, HEADS, 131, HEAD_DIM]))
+    onnx.save(proto, model)
+    _attention(rtx, flash_trt, model)
+    (found,) = json.loads(sidecar_path(tmp_path / "m.engine").read_text())["attention"]
+    assert found["scratch_bytes"] >= 2 * HEADS * 131 * 131 * 4
