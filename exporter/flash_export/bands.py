@@ -8,6 +8,7 @@ from, so that a sliding window of 4,096 is not taken for causal.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -44,6 +45,12 @@ class Band:
         return self.left is None and self.right is None
 
 
+TOP_LEFT = Band(None, 0, False, True)
+"""Causal as PyTorch's ``is_causal`` and ONNX's ``Attention`` mean it: query i sees keys 0 to i."""
+BOTTOM_RIGHT = Band(None, 0, True, False)
+"""Causal as a query means it that continues a cache: the last query sees every key."""
+
+
 def trials_of(value: ir.Value, seqlen_q: Dim, seqlen_kv: Dim, evaluator: Evaluator) -> list[Trial] | None:
     """``value`` at many lengths as ``[..., Sq, Skv]`` with Sq and Skv; None when too few lengths fit."""
     try:
@@ -72,7 +79,7 @@ def trials_of(value: ir.Value, seqlen_q: Dim, seqlen_kv: Dim, evaluator: Evaluat
 def _as_matrix(array: np.ndarray, rows: int, columns: int) -> np.ndarray | None:
     """The array broadcast to ``[Sq, Skv]``; None when it also varies by batch or head, or does not fit."""
     if array.ndim > 2:
-        flat = array.reshape(-1, *array.shape[-2:])
+        flat = array.reshape(math.prod(array.shape[:-2]), *array.shape[-2:])  # -1 would be undefined for no keys
         if flat.shape[0] == 0 or not (flat == flat[:1]).all():
             return None
         array = flat[0]
