@@ -16,7 +16,7 @@ using nvinfer1::Dims;
 using nvinfer1::PluginTensorDesc;
 
 constexpr char const* kFixShapes =
-    "correct the model or the shapes given to the engine; docs/op.md has the rules";
+    "correct the model or the shapes given to it; docs/op.md has the rules";
 
 // Stands for the address of a side input while only shapes are known. Never read.
 float const kPlaceholder = 0.0f;
@@ -191,12 +191,6 @@ void readSideInputs(Node const& node, PluginTensorDesc const* inputs, FlashAtten
   args.lse = const_cast<float*>(&kPlaceholder);
 }
 
-// Shape of the operator's output for `args`.
-Dims outputDims(Node const& node, FlashAttentionArgs const& args) {
-  if (node.params.layout == 1) return {4, {args.batch, args.q_num_heads, args.seqlen_q, args.v_head_dim}};
-  return {3, {args.batch, args.seqlen_q, int64_t{args.q_num_heads} * args.v_head_dim}};
-}
-
 size_t elementSize(int32_t dtype) { return dtype == kFlashFloat32 ? 4 : 2; }
 
 }  // namespace
@@ -217,6 +211,11 @@ void checkInputDtypes(Node const& node, DataType const* dtypes, int32_t count) {
       refuse(node, inputName(node.op, i), textOf(dtypes[i]), neededDtype(i));
     }
   }
+}
+
+Dims outputDims(Node const& node, FlashAttentionArgs const& args) {
+  if (node.params.layout == 1) return {4, {args.batch, args.q_num_heads, args.seqlen_q, args.v_head_dim}};
+  return {3, {args.batch, args.seqlen_q, int64_t{args.q_num_heads} * args.v_head_dim}};
 }
 
 FlashAttentionArgs readProblem(Node const& node, PluginTensorDesc const* inputs) {

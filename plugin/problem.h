@@ -37,6 +37,9 @@ void checkSupported(Node const& node, FlashAttentionArgs const& args);
 // what runs is within both. Each shared axis gets the smallest of its bounds.
 void agreeOnBounds(Node const& node, nvinfer1::PluginTensorDesc* inputs);
 
+// Shape of the operator's first output.
+nvinfer1::Dims outputDims(Node const& node, FlashAttentionArgs const& args);
+
 // Throws PluginError if the outputs are not what `args` will write.
 void checkOutputs(Node const& node, FlashAttentionArgs const& args,
                   nvinfer1::PluginTensorDesc const* outputs);

@@ -1,4 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds, compares and inspects TensorRT engines of models with FlashAttention nodes."""
+"""Runs models with FlashAttention nodes: TensorRT engines of them, and ONNX Runtime on a CPU."""
 
+from flash_trt.cpu_operator import cpu_operator_path, session
+
+__all__ = ["cpu_operator_path", "session"]
 __version__ = "0.1.0"

@@ -15,6 +15,7 @@ from contract import emulated_library
 from contract.cases import Case
 from contract.node_model import feeds, model_of_case, results
 from contract.tensors import Tensors, heads_first, node_inputs
+from flash_trt import cpu_operator_path
 
 OPSET = 18
 """What new exports default to; test_function_body.py runs the table on the others."""
@@ -82,13 +83,37 @@ class EmulatedKernels:
         return heads_first(problem.output, case.layout, case.heads_q), problem.lse
 
 
-def run_in_onnxruntime(model: onnx.ModelProto, values: dict[str, NDArray]) -> list[NDArray]:
-    """The model's outputs from ONNX Runtime's CPU provider, one thread."""
+class CpuOperator:
+    """The operator's library in ONNX Runtime on the CPU, with the fastest kernels that this processor runs."""
+
+    name = "cpu_operator"
+
+    def why_not(self, case: Case, tensors: Tensors) -> list[str]:
+        """It takes everything."""
+        return []
+
+    def run(self, case: Case, tensors: Tensors) -> tuple[NDArray, NDArray | None]:
+        """Runs the node without its body: nothing else could run it."""
+        arrays = node_inputs(case, tensors)
+        model = model_of_case(case, arrays, OPSET)
+        del model.functions[:]
+        return results(case, run_in_onnxruntime(model, feeds(case, arrays), library=cpu_operator_path()))
+
+
+def run_in_onnxruntime(model: onnx.ModelProto, values: dict[str, NDArray], library: str = "") -> list[NDArray]:
+    """The model's outputs from ONNX Runtime's CPU provider, one thread, with a custom-op library where one is given."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
+    if library:
+        options.register_custom_ops_library(library)
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return list(session.run(None, values))
 
 
-IMPLEMENTATIONS: list[Implementation] = [BodyInOnnxRuntime(), BodyInReferenceEvaluator(), EmulatedKernels()]
+IMPLEMENTATIONS: list[Implementation] = [
+    BodyInOnnxRuntime(),
+    BodyInReferenceEvaluator(),
+    EmulatedKernels(),
+    CpuOperator(),
+]

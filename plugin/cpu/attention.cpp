@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cuts a problem into tasks and hands them to the host's threads: tiles of many rows, or slices of the keys
+// where there are few rows.
+#include "attention.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kernels/geometry.h"
+
+namespace flash_export::cpu {
+namespace {
+
+using kernels::Band;
+using kernels::ceilDiv;
+using kernels::KeySpan;
+
+constexpr int64_t kTasksPerThread = 4;   // so that the last ones, the shortest, even out
+constexpr int64_t kSmallestSlice = 256;  // keys; fewer are not worth a task
+
+int64_t elementSize(int32_t dtype) { return dtype == kFlashFloat32 ? 4 : 2; }
+
+void* at(void const* start, int64_t elements, int32_t dtype) {
+  return static_cast<char*>(const_cast<void*>(start)) + elements * elementSize(dtype);
+}
+
+int64_t threadCount() { return std::max<int64_t>(1, std::thread::hardware_concurrency()); }
+
+// Floats on 64 bytes.
+class Room {
+ public:
+  explicit Room(int64_t floats)
+      : mStart(static_cast<float*>(std::aligned_alloc(64, size_t(kernels::ceilDiv(floats * 4, 64) * 64)))) {
+    if (mStart == nullptr) throw std::bad_alloc();
+  }
+  float* get() const { return mStart.get(); }
+
+ private:
+  struct Free {
+    void operator()(float* start) const { std::free(start); }
+  };
+  std::unique_ptr<float, Free> mStart;
+};
+
+// A pair of batch entry and key head: the rows that share keys. Row r is query r / group of its group's head
+// r % group, so neighbours see nearly the same keys.
+struct Head {
+  int64_t batch, kv_head;
+};
+
+class Problem {
+ public:
+  explicit Problem(FlashAttentionArgs const& args)
+      : mArgs(args), mGroup(args.q_num_heads / args.kv_num_heads) {}
+
+  int64_t heads() const { return int64_t{mArgs.batch} * mArgs.kv_num_heads; }
+  int64_t rowsOfHead() const { return mArgs.seqlen_q * mGroup; }
+  Head head(int64_t index) const { return {index / mArgs.kv_num_heads, index % mArgs.kv_num_heads}; }
+
+  RowProblem shared(Head head) const {
+    FlashAttentionArgs const& a = mArgs;
+    auto const start = [&](FlashTensor const& t) {
+      return t.data == nullptr
+                 ? nullptr
+                 : at(t.data, head.batch * t.batch_stride + head.kv_head * t.head_stride, a.dtype);
+    };
+    return {a.dtype,      a.bias_dtype,   a.head_dim,       a.v_head_dim,       a.scale,         a.softcap,
+            start(a.key), start(a.value), a.key.row_stride, a.value.row_stride, a.bias_stride[3]};
+  }
+
+  void makeRows(Head head, int64_t first_row, Row* rows, int64_t count) const {
+    Band const band = bandOf(head.batch);
+    for (int64_t r = 0; r < count; ++r) {
+      rows[r] =
+          makeRow(head, band, (first_row + r) / mGroup, head.kv_head * mGroup + (first_row + r) % mGroup);
+    }
+  }
+
+ private:
+  Band bandOf(int64_t batch) const {
+    FlashAttentionArgs const& a = mArgs;
+    int64_t length = a.seqlen_kv;
+    if (a.kv_lengths != nullptr) {
+      length = std::clamp<int64_t>(a.kv_lengths[batch * a.kv_lengths_stride], 0, length);
+    }
+    return kernels::makeBand(a.causal, a.diagonal, a.window_left, a.window_right, int(a.seqlen_q),
+                             int(length));
+  }
+
+  Row makeRow(Head head, Band band, int64_t i, int64_t q_head) const {
+    FlashAttentionArgs const& a = mArgs;
+    auto const start = [&](FlashTensor const& t) {
+      return at(t.data, head.batch * t.batch_stride + q_head * t.head_stride + i * t.row_stride, a.dtype);
+    };
+    Row row{};
+    row.query = start(a.query);
+    row.output = start(a.output);
+    if (a.bias != nullptr) {
+      int64_t const* const stride = a.bias_stride;
+      row.bias = at(a.bias, head.batch * stride[0] + q_head * stride[1] + i * stride[2], a.bias_dtype);
+    }
+    if (a.lse != nullptr) row.lse = a.lse + (head.batch * a.q_num_heads + q_head) * a.seqlen_q + i;
+    row.sink = a.sinks != nullptr ? a.sinks[q_head * a.sinks_stride] : -INFINITY;
+    KeySpan const span = kernels::visibleKeys(band, int(i), 0);
+    if (std::max(span.first, 0) < span.last) row.first = std::max(span.first, 0), row.last = span.last;
+    return row;
+  }
+
+  FlashAttentionArgs const& mArgs;
+  int64_t mGroup;
+};
+
+// Hands out 0 ... count-1, in this order, to one worker a thread; each worker makes its own room once.
+template <class Work>
+void runTasks(Parallel const& parallel, int64_t count, int64_t room_floats, Work const& work) {
+  struct Shared {
+    Work const& work;
+    int64_t count, room_floats;
+    std::atomic<int64_t> next{0};
+    std::atomic<bool> out_of_memory{false};
+  } shared{work, count, room_floats};
+  auto const worker = [](void* user, size_t) {
+    Shared& s = *static_cast<Shared*>(user);
+    try {
+      int64_t task = s.next.fetch_add(1);
+      if (task >= s.count) return;
+      Room const room(s.room_floats);
+      for (; task < s.count; task = s.next.fetch_add(1)) s.work(task, room.get());
+    } catch (std::bad_alloc const&) {  // A worker must not throw through the host.
+      s.out_of_memory.store(true);
+    }
+  };
+  parallel.run(parallel.host, worker, size_t(std::min(count, threadCount())), &shared);
+  if (shared.out_of_memory.load()) throw std::bad_alloc();
+}
+
+void runTiles(Problem const& problem, Parallel const& parallel, Kernels const& kernels) {
+  int64_t const rows = problem.rowsOfHead();
+  int64_t const strips = ceilDiv(rows, kernels.strip_rows);
+  int64_t const wanted = ceilDiv(strips * problem.heads(), kTasksPerThread * threadCount());
+  int64_t const tile =
+      kernels.strip_rows * std::clamp<int64_t>(wanted, 1, kernels.tile_rows / kernels.strip_rows);
+  int64_t const tiles = ceilDiv(rows, tile);
+  int64_t const row_floats = ceilDiv(int64_t{sizeof(Row)} * tile, 64) * 16;
+  int64_t const room_floats = row_floats + kernels.tileScratch(problem.shared({0, 0}));
+  runTasks(parallel, problem.heads() * tiles, room_floats, [&](int64_t task, float* room) {
+    // Head by head, so that its keys stay near; within a head the last rows first: under a causal mask they
+    // have the most keys.
+    Head const head = problem.head(task / tiles);
+    int64_t const first = (tiles - 1 - task % tiles) * tile, count = std::min(tile, rows - first);
+    Row* const row = reinterpret_cast<Row*>(room);
+    problem.makeRows(head, first, row, count);
+    kernels.tile(problem.shared(head), row, int32_t(count), room + row_floats);
+  });
+}
+
+void runSlices(Problem const& problem, FlashAttentionArgs const& args, Parallel const& parallel,
+               Kernels const& kernels) {
+  int64_t const rows = problem.rowsOfHead(), heads = problem.heads();
+  int64_t const wanted = threadCount() == 1 ? 1 : ceilDiv(kTasksPerThread * threadCount(), heads);
+  int64_t const slices =
+      std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, args.seqlen_kv / kSmallestSlice));
+  RowProblem const any = problem.shared({0, 0});
+  int64_t const size = kernels.partialSize(any), slice_size = size * rows;
+  Room const partials(slice_size * slices * heads);
+  auto const combine = [&](int64_t head_index) {
+    Head const head = problem.head(head_index);
+    std::vector<Row> row(static_cast<size_t>(rows));
+    problem.makeRows(head, 0, row.data(), rows);
+    for (int64_t r = 0; r < rows; ++r) {
+      kernels.combine(problem.shared(head), row[size_t(r)],
+                      partials.get() + head_index * slices * slice_size + r * size, slice_size,
+                      int32_t(slices));
+    }
+  };
+  runTasks(parallel, heads * slices, kernels.sliceScratch(any, int32_t(rows)),
+           [&](int64_t task, float* room) {
+             Head const head = problem.head(task / slices);
+             std::vector<Row> row(static_cast<size_t>(rows));
+             problem.makeRows(head, 0, row.data(), rows);
+             int64_t first = args.seqlen_kv, last = 0;
+             for (Row const& r : row) {
+               if (r.first < r.last)
+                 first = std::min<int64_t>(first, r.first), last = std::max<int64_t>(last, r.last);
+             }
+             int64_t const length = ceilDiv(ceilDiv(std::max<int64_t>(last - first, 0), slices), 16) * 16;
+             int64_t const from = std::min(last, first + task % slices * length),
+                           to = std::min(last, from + length);
+             kernels.slice(problem.shared(head), row.data(), int32_t(rows), int32_t(from), int32_t(to),
+                           partials.get() + task * slice_size, room);
+             if (slices == 1) combine(task);
+           });
+  for (int64_t head = 0; slices > 1 && head < heads; ++head) combine(head);
+}
+
+}  // namespace
+
+void attention(FlashAttentionArgs const& args, Parallel const& parallel, Kernels const& kernels) {
+  if (args.batch == 0 || args.seqlen_q == 0) return;
+  Problem const problem(args);
+  if (problem.rowsOfHead() <= kernels.slice_rows) {
+    runSlices(problem, args, parallel, kernels);
+  } else {
+    runTiles(problem, parallel, kernels);
+  }
+}
+
+}  // namespace flash_export::cpu
+
+extern "C" int32_t flashAttentionWhyUnsupported(FlashAttentionArgs const* args, char* text,
+                                                size_t text_size) {
+  struct Limit {
+    char const* name;
+    int64_t value, low, high;
+  };
+  int64_t const longest = flash_export::kernels::kMaxSeqlen;
+  std::string reasons;
+  int32_t count = 0;
+  for (Limit const& limit :
+       {Limit{"head_dim", args->head_dim, 1, 65535}, Limit{"v_head_dim", args->v_head_dim, 1, 65535},
+        Limit{"seqlen_q", args->seqlen_q, 0, longest}, Limit{"seqlen_kv", args->seqlen_kv, 0, longest}}) {
+    if (limit.value >= limit.low && limit.value <= limit.high) continue;
+    reasons += (count++ == 0 ? "" : "\n") + std::string{limit.name} + " is " + std::to_string(limit.value) +
+               "; the CPU's kernels take " + std::to_string(limit.low) + " to " + std::to_string(limit.high) +
+               ".";
+  }
+  if (text_size > 0) std::snprintf(text, text_size, "%s", reasons.c_str());
+  return count;
+}

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which kernels this processor runs.
+#include <cstring>
+#include <initializer_list>
+
+#include "attention.h"
+
+namespace flash_export::cpu {
+
+#if defined(__x86_64__)
+namespace {
+
+bool runsAvx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+
+bool runsAvx512() {
+  return runsAvx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+}  // namespace
+
+Kernels const* kernelsNamed(char const* name) {
+  if (std::strcmp(name, "avx512") == 0) return runsAvx512() ? &avx512Kernels() : nullptr;
+  if (std::strcmp(name, "avx2") == 0) return runsAvx2() ? &avx2Kernels() : nullptr;
+  return std::strcmp(name, "plain") == 0 ? &plainKernels() : nullptr;
+}
+#else
+Kernels const* kernelsNamed(char const* name) {
+  return std::strcmp(name, "plain") == 0 ? &plainKernels() : nullptr;
+}
+#endif
+
+Kernels const& bestKernels() {
+  static Kernels const& best = [&]() -> Kernels const& {
+    for (char const* name : {"avx512", "avx2"}) {
+      if (Kernels const* const kernels = kernelsNamed(name)) return *kernels;
+    }
+    return plainKernels();
+  }();
+  return best;
+}
+
+}  // namespace flash_export::cpu

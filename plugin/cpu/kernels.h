@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Everything of one instruction set, for the kernels_*.cpp: each is this header under its own compiler flags.
+#pragma once
+#include "slice_kernel.h"
+#include "tile_kernel.h"
+
+namespace flash_export::cpu {
+namespace {
+
+constexpr Kernels kernelsNamed(char const* name) {
+  return {name,        kStripRows, kStrips * kStripRows, kLanes / 2,  tile,
+          tileScratch, slice,      sliceScratch,         partialSize, combine};
+}
+
+}  // namespace
+}  // namespace flash_export::cpu

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention of few rows (decoding): a row's dimensions lie in the vectors' lanes, keys and values are read
+// once, in place. A long sequence is cut into slices of keys, whose partial results are combined.
+#pragma once
+#include "functions.h"
+#include "rows.h"
+
+namespace flash_export::cpu {
+namespace {
+
+constexpr int kSliceKeys = 128;  // keys at a time; a multiple of kLanes
+
+// A row's partial result: row_max, row_sum, then from kPartialOutput on the unnormalised output.
+constexpr int kPartialOutput = 16;
+
+int64_t partialSize(RowProblem const& problem) { return kPartialOutput + roundUp(problem.v_head_dim, 16); }
+
+int64_t sliceScratch(RowProblem const& problem, int32_t count) {
+  return kSliceKeys + count * roundUp(problem.head_dim, 16);
+}
+
+// The scores of kLanes keys; of those, the ones past `count` repeat the last.
+template <class Element>
+FLASH_INLINE Floats scoreLanes(float const* query, Element const* key, int64_t stride, int count,
+                               int head_dim) {
+  Element const* keys[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) keys[i] = key + smallerOf(i, count - 1) * stride;
+  Floats sums[kLanes] = {};
+  int d = 0;
+  for (; d + kLanes <= head_dim; d += kLanes) {
+    Floats const q = load(query + d);
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) sums[i] += q * load(keys[i] + d);
+  }
+  if (d < head_dim) {
+    Floats const q = load(query + d);
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) sums[i] += q * loadSome(keys[i] + d, head_dim - d);
+  }
+  return sumsOf(sums);
+}
+
+// output[kVectors * kLanes] = output * shrink + probs[keys] . value[keys][...].
+template <int kVectors, class Element>
+FLASH_INLINE void addSlice(Element const* value, int64_t stride, float const* probs, int keys, float shrink,
+                           float* output) {
+  Floats sums[kVectors];
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) sums[v] = load(output + v * kLanes) * shrink;
+  for (int j = 0; j < keys; ++j) {
+    Floats const p = splat(probs[j]);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) sums[v] += p * load(value + j * stride + v * kLanes);
+  }
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) store(output + v * kLanes, sums[v]);
+}
+
+template <class Element>
+FLASH_INLINE void addSliceValues(Element const* value, int64_t stride, float const* probs, int keys,
+                                 int v_head_dim, float shrink, float* output) {
+  int d = 0;
+  for (; d + 8 * kLanes <= v_head_dim; d += 8 * kLanes) {
+    addSlice<8>(value + d, stride, probs, keys, shrink, output + d);
+  }
+  for (; d + 4 * kLanes <= v_head_dim; d += 4 * kLanes) {
+    addSlice<4>(value + d, stride, probs, keys, shrink, output + d);
+  }
+  for (; d + kLanes <= v_head_dim; d += kLanes) {
+    addSlice<1>(value + d, stride, probs, keys, shrink, output + d);
+  }
+  if (d == v_head_dim) return;
+  Floats sum = load(output + d) * shrink;
+  for (int j = 0; j < keys; ++j) sum += probs[j] * loadSome(value + j * stride + d, v_head_dim - d);
+  store(output + d, sum);
+}
+
+template <class Element>
+FLASH_INLINE Floats biasLanes(Element const* bias, int64_t stride, int key0, int count) {
+  if (stride == 0) return splat(loadOne(bias));
+  return count >= kLanes ? load(bias + key0) : loadSome(bias + key0, count);
+}
+
+FLASH_INLINE Floats addBias(RowProblem const& problem, void const* bias, int key0, int count, Floats s) {
+  Floats b;
+  switch (problem.bias_dtype) {
+    case kFlashFloat32:
+      b = biasLanes(static_cast<float const*>(bias), problem.bias_stride, key0, count);
+      break;
+    case kFlashFloat16:
+      b = biasLanes(static_cast<Half const*>(bias), problem.bias_stride, key0, count);
+      break;
+    default:
+      b = biasLanes(static_cast<BFloat const*>(bias), problem.bias_stride, key0, count);
+  }
+  return b == -kInfinity ? b : s + b;  // hidden by the bias, whatever the score is
+}
+
+FLASH_INLINE float largestOf(Floats x) {
+  float most = x[0];
+  for (int i = 1; i < kLanes; ++i) most = x[i] > most ? x[i] : most;
+  return most;
+}
+
+FLASH_INLINE float sumOf(Floats x) {
+  float sum = 0.0f;
+  for (int i = 0; i < kLanes; ++i) sum += x[i];
+  return sum;
+}
+
+// scores[...] of the keys first <= j < last for one row, -inf behind them; returns the largest, or `most`.
+template <class Element>
+FLASH_INLINE float scoreSlice(RowProblem const& problem, Row const& row, float const* query, int first,
+                              int last, float most, float* scores) {
+  Floats largest = splat(most);
+  for (int j = first; j < last; j += kLanes) {
+    Element const* const key = static_cast<Element const*>(problem.key) + j * problem.key_stride;
+    Floats s = scoreLanes(query, key, problem.key_stride, last - j, problem.head_dim);
+    if (problem.softcap > 0.0f) s = problem.softcap * tanhOf(s / problem.softcap);
+    if (row.bias != nullptr) s = addBias(problem, row.bias, j, last - j, s);
+    if (last - j < kLanes) s = laneNumbers() < last - j ? s : splat(-kInfinity);
+    largest = larger(s, largest);
+    store(scores + (j - first), s);
+  }
+  return largestOf(largest);
+}
+
+template <class Element>
+FLASH_INLINE void addRow(RowProblem const& problem, Row const& row, float const* query, int first, int last,
+                         float* scores, float* partial) {
+  float const before = partial[0];
+  float const now = scoreSlice<Element>(problem, row, query, first, last, before, scores);
+  float const most = now == -kInfinity ? 0.0f : now;  // (-inf) - (-inf) would be NaN
+  float const shrink = expOf(before - most);
+  Floats sum{};
+  for (int j = 0; j < last - first; j += kLanes) {
+    Floats const p = expOf(load(scores + j) - most);
+    store(scores + j, p);
+    sum += p;
+  }
+  partial[0] = now;
+  partial[1] = partial[1] * shrink + sumOf(sum);
+  Element const* const value = static_cast<Element const*>(problem.value) + first * problem.value_stride;
+  addSliceValues(value, problem.value_stride, scores, last - first, problem.v_head_dim, shrink,
+                 partial + kPartialOutput);
+}
+
+template <class Element>
+FLASH_INLINE void widenQuery(RowProblem const& problem, Row const& row, float* out) {
+  for (int d = 0; d < problem.head_dim; d += kLanes) {
+    Element const* const from = static_cast<Element const*>(row.query) + d;
+    int const left = problem.head_dim - d;
+    store(out + d, (left >= kLanes ? load(from) : loadSome(from, left)) * problem.scale);
+  }
+}
+
+template <class Element>
+void runSlice(RowProblem const& problem, Row const* rows, int32_t count, int32_t first, int32_t last,
+              float* partials, float* scratch) {
+  float* const scores = scratch;
+  float* const queries = scratch + kSliceKeys;
+  int64_t const query_size = roundUp(problem.head_dim, 16), size = partialSize(problem);
+  for (int r = 0; r < count; ++r) {
+    widenQuery<Element>(problem, rows[r], queries + r * query_size);
+    float* const partial = partials + r * size;
+    partial[0] = -kInfinity, partial[1] = 0.0f;
+    for (int64_t i = kPartialOutput; i < size; ++i) partial[i] = 0.0f;
+  }
+  for (int key0 = first; key0 < last; key0 += kSliceKeys) {
+    for (int r = 0; r < count; ++r) {
+      int const from = largerOf(key0, rows[r].first);
+      int const to = smallerOf(smallerOf(key0 + kSliceKeys, last), rows[r].last);
+      if (from < to) {
+        addRow<Element>(problem, rows[r], queries + r * query_size, from, to, scores, partials + r * size);
+      }
+    }
+  }
+}
+
+template <class Element>
+void combineSlices(RowProblem const& problem, Row const& row, float const* partials, int64_t step,
+                   int32_t slices) {
+  float row_max = row.sink;
+  for (int s = 0; s < slices; ++s) row_max = partials[s * step] > row_max ? partials[s * step] : row_max;
+  float const most = row_max == -kInfinity ? 0.0f : row_max;
+  float row_sum = expOf(row.sink - most);
+  for (int s = 0; s < slices; ++s) row_sum += partials[s * step + 1] * expOf(partials[s * step] - most);
+  if (row.lse != nullptr) *row.lse = row_max + __builtin_logf(row_sum);
+  float const factor = row_sum == 0.0f ? 0.0f : 1.0f / row_sum;
+  for (int d = 0; d < problem.v_head_dim; d += kLanes) {
+    Floats sum{};
+    for (int s = 0; s < slices; ++s) {
+      float const* const partial = partials + s * step;
+      sum += load(partial + kPartialOutput + d) * expOf(partial[0] - most);
+    }
+    Element* const to = static_cast<Element*>(row.output) + d;
+    int const left = problem.v_head_dim - d;
+    if (left >= kLanes) {
+      store(to, sum * factor);
+    } else {
+      storeSome(to, sum * factor, left);
+    }
+  }
+}
+
+void slice(RowProblem const& problem, Row const* rows, int32_t count, int32_t first, int32_t last,
+           float* partials, float* scratch) {
+  switch (problem.dtype) {
+    case kFlashFloat32:
+      return runSlice<float>(problem, rows, count, first, last, partials, scratch);
+    case kFlashFloat16:
+      return runSlice<Half>(problem, rows, count, first, last, partials, scratch);
+    default:
+      return runSlice<BFloat>(problem, rows, count, first, last, partials, scratch);
+  }
+}
+
+void combine(RowProblem const& problem, Row const& row, float const* partials, int64_t step, int32_t slices) {
+  switch (problem.dtype) {
+    case kFlashFloat32:
+      return combineSlices<float>(problem, row, partials, step, slices);
+    case kFlashFloat16:
+      return combineSlices<Half>(problem, row, partials, step, slices);
+    default:
+      return combineSlices<BFloat>(problem, row, partials, step, slices);
+  }
+}
+
+}  // namespace
+}  // namespace flash_export::cpu

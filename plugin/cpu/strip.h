@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// The products of the tile kernel and the softmax between them, for one strip: a few vectors of rows, one row
+// a lane, against some keys. Keys and values are read in place, each element broadcast to all lanes.
+#pragma once
+#include "functions.h"
+#include "rows.h"
+
+namespace flash_export::cpu {
+namespace {
+
+// Rows of a product held in registers at once: as many accumulators as leave room for the `vectors` operands
+// and the broadcast element.
+constexpr int blockRows(int vectors) {
+  if (kRegisters == 32) return vectors == 3 ? 8 : vectors == 2 ? 12 : 16;
+  return vectors == 3 ? 4 : vectors == 2 ? 6 : 8;
+}
+
+// A strip's state; everything [..][width] has one row a lane.
+struct Strip {
+  Row const* rows;
+  int count;        // of rows; lanes past it hold zeros and see everything
+  int vectors;      // width / kLanes: 1, 2 or 3
+  int first, last;  // keys that some row sees
+  int full_first;   // keys that every row sees: full_first <= j < full_last
+  int full_last;
+  bool untouched;     // `output` holds nothing yet
+  bool shared_bias;   // all rows have the same
+  float* query;       // [D][width], scaled
+  float* output;      // [Dv][width], unnormalised
+  float* row_max;     // [width]
+  float* row_sum;     // [width]
+  Ints first_key[3];  // by lane
+  Ints last_key[3];
+};
+
+// scores[kRows keys][width] = key[kRows][D] . query[D][width]; the largest of each lane goes into row_max.
+template <int kRows, int kVectors>
+FLASH_INLINE void scoreKeys(float const* key, int64_t stride, float const* query, int head_dim, float* scores,
+                            float* row_max) {
+  constexpr int kWidth = kVectors * kLanes;
+  Floats sums[kRows][kVectors] = {};
+#pragma GCC unroll 2
+  for (int d = 0; d < head_dim; ++d) {
+    Floats q[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) q[v] = load(query + d * kWidth + v * kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      Floats const k = splat(key[r * stride + d]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sums[r][v] += k * q[v];
+    }
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    Floats most = load(row_max + v * kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      store(scores + r * kWidth + v * kLanes, sums[r][v]);
+      most = larger(sums[r][v], most);
+    }
+    store(row_max + v * kLanes, most);
+  }
+}
+
+// output[kRows][width] = output * shrink + value^T[kRows][keys] . probs[keys][width].
+template <int kRows, int kVectors>
+FLASH_INLINE void addValues(float const* value, int64_t stride, float const* probs, int keys, bool untouched,
+                            float const* shrink, float* output) {
+  constexpr int kWidth = kVectors * kLanes;
+  Floats sums[kRows][kVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      float const* const old = output + r * kWidth + v * kLanes;
+      sums[r][v] = untouched ? Floats{} : load(old) * load(shrink + v * kLanes);
+    }
+  }
+#pragma GCC unroll 2
+  for (int j = 0; j < keys; ++j) {
+    Floats p[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) p[v] = load(probs + j * kWidth + v * kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      Floats const x = splat(value[j * stride + r]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sums[r][v] += x * p[v];
+    }
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) store(output + r * kWidth + v * kLanes, sums[r][v]);
+  }
+}
+
+template <int kVectors>
+FLASH_INLINE void score(Strip const& strip, float const* key, int64_t stride, int head_dim, int keys,
+                        float* scores, float* row_max) {
+  constexpr int kWidth = kVectors * kLanes, kRows = blockRows(kVectors);
+  int j = 0;
+  for (; j + kRows <= keys; j += kRows) {
+    scoreKeys<kRows, kVectors>(key + j * stride, stride, strip.query, head_dim, scores + j * kWidth, row_max);
+  }
+  for (; j + 4 <= keys; j += 4) {
+    scoreKeys<4, kVectors>(key + j * stride, stride, strip.query, head_dim, scores + j * kWidth, row_max);
+  }
+  for (; j < keys; ++j) {
+    scoreKeys<1, kVectors>(key + j * stride, stride, strip.query, head_dim, scores + j * kWidth, row_max);
+  }
+}
+
+// Soft cap, bias and mask on the scores of keys key0 ..., and their largest again. bias: [keys][width] or
+// null.
+template <int kVectors>
+FLASH_INLINE void adjust(Strip const& strip, float softcap, float const* bias, bool masked, int key0,
+                         int keys, float* scores, float* row_max) {
+  constexpr int kWidth = kVectors * kLanes;
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    Floats most = load(strip.row_max + v * kLanes);
+    for (int j = 0; j < keys; ++j) {
+      float* const place = scores + j * kWidth + v * kLanes;
+      Floats s = load(place);
+      if (softcap > 0.0f) s = softcap * tanhOf(s / softcap);
+      if (bias != nullptr) {
+        Floats const b = load(bias + j * kWidth + v * kLanes);
+        s = b == -kInfinity ? b : s + b;  // hidden by the bias, whatever the score is
+      }
+      if (masked) {
+        Ints const j_lanes = splat(key0 + j);
+        s = ((j_lanes >= strip.first_key[v]) & (j_lanes < strip.last_key[v])) ? s : splat(-kInfinity);
+      }
+      most = larger(s, most);
+      store(place, s);
+    }
+    store(row_max + v * kLanes, most);
+  }
+}
+
+// Turns scores into exp(score - new row_max), updates the strip's row_max and row_sum, and writes the factor
+// by which the output must shrink.
+template <int kVectors>
+FLASH_INLINE void exponentiate(Strip& strip, float const* row_max, int keys, float* scores, float* shrink) {
+  constexpr int kWidth = kVectors * kLanes;
+  Floats most[kVectors], sum[kVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    Floats const before = load(strip.row_max + v * kLanes), now = load(row_max + v * kLanes);
+    store(strip.row_max + v * kLanes, now);
+    // A row that has seen no key has -inf here, and (-inf) - (-inf) is NaN.
+    most[v] = now == -kInfinity ? Floats{} : now;
+    store(shrink + v * kLanes, expOf(before - most[v]));
+    sum[v] = Floats{};
+  }
+  for (int j = 0; j < keys; ++j) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      float* const place = scores + j * kWidth + v * kLanes;
+      Floats const p = expOf(load(place) - most[v]);
+      store(place, p);
+      sum[v] += p;
+    }
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    float* const place = strip.row_sum + v * kLanes;
+    store(place, load(place) * load(shrink + v * kLanes) + sum[v]);
+  }
+}
+
+template <int kVectors>
+FLASH_INLINE void accumulate(Strip const& strip, float const* value, int64_t stride, int v_head_dim, int keys,
+                             float const* probs, float const* shrink) {
+  constexpr int kWidth = kVectors * kLanes, kRows = blockRows(kVectors);
+  int d = 0;
+  for (; d + kRows <= v_head_dim; d += kRows) {
+    addValues<kRows, kVectors>(value + d, stride, probs, keys, strip.untouched, shrink,
+                               strip.output + d * kWidth);
+  }
+  for (; d + 4 <= v_head_dim; d += 4) {
+    addValues<4, kVectors>(value + d, stride, probs, keys, strip.untouched, shrink,
+                           strip.output + d * kWidth);
+  }
+  for (; d < v_head_dim; ++d) {
+    addValues<1, kVectors>(value + d, stride, probs, keys, strip.untouched, shrink,
+                           strip.output + d * kWidth);
+  }
+}
+
+}  // namespace
+}  // namespace flash_export::cpu

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention of many rows: the rows lie in the vectors' lanes, strip by strip, against tiles of keys.
+// Online softmax: Milakov & Gimelshein 2018, arXiv:1805.02867; tiles: Dao et al. 2022, arXiv:2205.14135.
+#pragma once
+#include "strip.h"
+
+namespace flash_export::cpu {
+namespace {
+
+constexpr int kStrips = 8;              // strips of a tile, all of which use a tile of keys while it is near
+constexpr int kStripRows = 3 * kLanes;  // of the widest strip
+constexpr int kTileKeys = kLanes == 16 ? 64 : 128;
+
+// The scratch of a tile, cut up. Sizes in floats; every part begins on 64 bytes.
+struct Scratch {
+  float* queries;  // [strip][D][width]
+  float* outputs;  // [strip][Dv][width]
+  float* row_max;  // [strip][width]
+  float* row_sum;  // [strip][width]
+  float* keys;     // [kTileKeys][D], where they cannot be read in place
+  float* values;   // [kTileKeys][Dv]
+  float* scores;   // [kTileKeys][width]
+  float* bias;     // [kTileKeys][width]
+};
+
+FLASH_INLINE int64_t cutScratch(RowProblem const& problem, float* start, Scratch& scratch) {
+  int64_t used = 0;
+  auto const take = [&](float*& part, int64_t floats) {
+    part = start + used;
+    used += roundUp(floats, 16);
+  };
+  take(scratch.queries, int64_t{kStrips} * kStripRows * problem.head_dim);
+  take(scratch.outputs, int64_t{kStrips} * kStripRows * problem.v_head_dim);
+  take(scratch.row_max, kStrips * kStripRows);
+  take(scratch.row_sum, kStrips * kStripRows);
+  take(scratch.keys, int64_t{kTileKeys} * problem.head_dim);
+  take(scratch.values, int64_t{kTileKeys} * problem.v_head_dim);
+  take(scratch.scores, kTileKeys * kStripRows);
+  take(scratch.bias, kTileKeys * kStripRows);
+  return used;
+}
+
+// out[d][lane] = factor * rows[lane][d] for one vector of rows; rows past `count` give zeros. `out` rows are
+// `width` apart.
+template <class Element, class RowStart>
+FLASH_INLINE void transposeRows(RowStart rowStart, int count, int dims, float factor, float* out, int width) {
+  int d = 0;
+  for (; d + kLanes <= dims; d += kLanes) {
+    Floats square[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+      square[i] = i < count ? load(static_cast<Element const*>(rowStart(i)) + d) * factor : Floats{};
+    }
+    transpose(square);
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) store(out + (d + i) * int64_t{width}, square[i]);
+  }
+  for (; d < dims; ++d) {
+    Floats column{};
+    for (int i = 0; i < smallerOf(count, kLanes); ++i) {
+      column[i] = loadOne(static_cast<Element const*>(rowStart(i)) + d) * factor;
+    }
+    store(out + d * int64_t{width}, column);
+  }
+}
+
+// The keys that a strip's rows see, and their limits by lane.
+FLASH_INLINE void limitKeys(Strip& strip) {
+  strip.first = INT32_MAX, strip.last = 0;
+  strip.full_first = 0, strip.full_last = INT32_MAX;
+  strip.shared_bias = true;
+  for (int v = 0; v < strip.vectors; ++v) {
+    strip.first_key[v] = splat(int32_t{0}), strip.last_key[v] = splat(INT32_MAX);
+  }
+  for (int i = 0; i < strip.count; ++i) {
+    Row const& row = strip.rows[i];
+    if (row.first < row.last) {
+      strip.first = smallerOf(strip.first, row.first), strip.last = largerOf(strip.last, row.last);
+    }
+    strip.full_first = largerOf(strip.full_first, row.first);
+    strip.full_last = smallerOf(strip.full_last, row.last);
+    strip.first_key[i / kLanes][i % kLanes] = row.first;
+    strip.last_key[i / kLanes][i % kLanes] = row.last;
+    strip.shared_bias &= row.bias == strip.rows[0].bias;
+  }
+}
+
+template <class Element>
+FLASH_INLINE void beginStrip(RowProblem const& problem, Strip& strip) {
+  int const width = strip.vectors * kLanes;
+  limitKeys(strip);
+  strip.untouched = true;
+  for (int i = 0; i < width; ++i) {
+    float const sink = i < strip.count ? strip.rows[i].sink : -kInfinity;
+    strip.row_max[i] = sink;
+    strip.row_sum[i] = sink == -kInfinity ? 0.0f : 1.0f;  // a sink's own exp(sink - row_max)
+  }
+  for (int v = 0; v < strip.vectors; ++v) {
+    Row const* const rows = strip.rows + v * kLanes;
+    transposeRows<Element>([rows](int i) { return rows[i].query; }, strip.count - v * kLanes,
+                           problem.head_dim, problem.scale, strip.query + v * kLanes, width);
+  }
+}
+
+template <class Element>
+FLASH_INLINE void finishStrip(RowProblem const& problem, Strip& strip) {
+  int const width = strip.vectors * kLanes;
+  for (int i = 0; i < strip.count; ++i) {
+    Row const& row = strip.rows[i];
+    if (row.lse != nullptr) *row.lse = strip.row_max[i] + __builtin_logf(strip.row_sum[i]);
+  }
+  for (int v = 0; v < strip.vectors; ++v) {
+    Floats const sum = load(strip.row_sum + v * kLanes);
+    Floats const factor = sum == 0.0f ? Floats{} : 1.0f / sum;
+    int const count = smallerOf(strip.count - v * kLanes, kLanes);
+    Row const* const rows = strip.rows + v * kLanes;
+    float const* const output = strip.output + v * kLanes;
+    int d = 0;
+    for (; d + kLanes <= problem.v_head_dim; d += kLanes) {
+      Floats square[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        square[i] = strip.untouched ? Floats{} : load(output + (d + i) * int64_t{width}) * factor;
+      }
+      transpose(square);
+      for (int i = 0; i < count; ++i) store(static_cast<Element*>(rows[i].output) + d, square[i]);
+    }
+    for (; d < problem.v_head_dim; ++d) {
+      Floats const column = strip.untouched ? Floats{} : load(output + d * int64_t{width}) * factor;
+      for (int i = 0; i < count; ++i) {
+        storeSome(static_cast<Element*>(rows[i].output) + d, splat(float{column[i]}), 1);
+      }
+    }
+  }
+}
+
+// bias[keys][width] of a strip for the keys key0 ..., from rows that hold one number, or one a key.
+template <class Element>
+void gatherBias(RowProblem const& problem, Strip const& strip, int key0, int keys, float* bias) {
+  int const width = strip.vectors * kLanes;
+  for (int v = 0; v < strip.vectors; ++v) {
+    Row const* const rows = strip.rows + v * kLanes;
+    int const count = strip.count - v * kLanes;
+    auto const start = [&](int i) {
+      return static_cast<Element const*>(rows[i].bias) + key0 * problem.bias_stride;
+    };
+    float* const out = bias + v * kLanes;
+    if (strip.shared_bias) {
+      for (int j = 0; j < keys; ++j) {
+        store(out + j * width, splat(loadOne(start(0) + j * problem.bias_stride)));
+      }
+    } else if (problem.bias_stride == 1) {
+      transposeRows<Element>(start, count, keys, 1.0f, out, width);
+    } else {
+      Floats number{};
+      for (int i = 0; i < smallerOf(count, kLanes); ++i) number[i] = loadOne(start(i));
+      for (int j = 0; j < keys; ++j) store(out + j * width, number);
+    }
+  }
+}
+
+FLASH_INLINE void gatherAnyBias(RowProblem const& problem, Strip const& strip, int key0, int keys,
+                                float* bias) {
+  switch (problem.bias_dtype) {
+    case kFlashFloat32:
+      return gatherBias<float>(problem, strip, key0, keys, bias);
+    case kFlashFloat16:
+      return gatherBias<Half>(problem, strip, key0, keys, bias);
+    default:
+      return gatherBias<BFloat>(problem, strip, key0, keys, bias);
+  }
+}
+
+// A tile of keys or values as fp32 with a row stride.
+struct FloatRows {
+  float const* start;
+  int64_t stride;
+};
+
+// fp32 is read in place.
+FLASH_INLINE FloatRows floatRows(float const* start, int64_t stride, int, int, float*) {
+  return {start, stride};
+}
+
+template <class Element>
+FLASH_INLINE FloatRows floatRows(Element const* start, int64_t stride, int rows, int dims, float* room) {
+  for (int j = 0; j < rows; ++j) {
+    Element const* const from = start + j * stride;
+    float* const to = room + int64_t{j} * dims;
+    int d = 0;
+    for (; d + kLanes <= dims; d += kLanes) store(to + d, load(from + d));
+    if (d < dims) storeSome(to + d, loadSome(from + d, dims - d), dims - d);
+  }
+  return {room, dims};
+}
+
+// One strip against the keys first <= j < last of a tile; `key` and `value` are those of key `first`.
+template <int kVectors>
+void stripTile(RowProblem const& problem, Strip& strip, int first, int last, FloatRows key, FloatRows value,
+               Scratch const& scratch) {
+  constexpr int kWidth = kVectors * kLanes;
+  alignas(64) float row_max[kWidth];
+  alignas(64) float shrink[kWidth];
+  int const keys = last - first;
+  bool const masked = first < strip.full_first || last > strip.full_last;
+  bool const biased = strip.rows[0].bias != nullptr;
+  for (int v = 0; v < kVectors; ++v) store(row_max + v * kLanes, load(strip.row_max + v * kLanes));
+  score<kVectors>(strip, key.start, key.stride, problem.head_dim, keys, scratch.scores, row_max);
+  if (masked || biased || problem.softcap > 0.0f) {
+    if (biased) gatherAnyBias(problem, strip, first, keys, scratch.bias);
+    adjust<kVectors>(strip, problem.softcap, biased ? scratch.bias : nullptr, masked, first, keys,
+                     scratch.scores, row_max);
+  }
+  exponentiate<kVectors>(strip, row_max, keys, scratch.scores, shrink);
+  accumulate<kVectors>(strip, value.start, value.stride, problem.v_head_dim, keys, scratch.scores, shrink);
+  strip.untouched = false;
+}
+
+// Cuts rows into strips, as wide as they come: a strip of one vector runs at a third of the speed of three.
+FLASH_INLINE int cutStrips(Row const* rows, int count, RowProblem const& problem, Scratch const& scratch,
+                           Strip* strips) {
+  int used = 0;
+  for (int row = 0; row < count; ++used) {
+    int const left = (count - row + kLanes - 1) / kLanes;
+    Strip& strip = strips[used];
+    strip.vectors = left == 4 ? 2 : smallerOf(left, 3);
+    strip.rows = rows + row;
+    strip.count = smallerOf(count - row, strip.vectors * kLanes);
+    strip.query = scratch.queries + int64_t{row} * problem.head_dim;
+    strip.output = scratch.outputs + int64_t{row} * problem.v_head_dim;
+    strip.row_max = scratch.row_max + row;
+    strip.row_sum = scratch.row_sum + row;
+    row += strip.vectors * kLanes;
+  }
+  return used;
+}
+
+template <class Element>
+void runTile(RowProblem const& problem, Row const* rows, int32_t count, float* room) {
+  Scratch scratch;
+  cutScratch(problem, room, scratch);
+  Strip strips[kStrips];
+  int const used = cutStrips(rows, count, problem, scratch, strips);
+  int first = INT32_MAX, last = 0;
+  for (int t = 0; t < used; ++t) {
+    beginStrip<Element>(problem, strips[t]);
+    first = smallerOf(first, strips[t].first), last = largerOf(last, strips[t].last);
+  }
+  Element const* const key = static_cast<Element const*>(problem.key);
+  Element const* const value = static_cast<Element const*>(problem.value);
+  for (int key0 = first; key0 < last; key0 += kTileKeys) {
+    int const end = smallerOf(key0 + kTileKeys, last);
+    FloatRows const k = floatRows(key + key0 * problem.key_stride, problem.key_stride, end - key0,
+                                  problem.head_dim, scratch.keys);
+    FloatRows const v = floatRows(value + key0 * problem.value_stride, problem.value_stride, end - key0,
+                                  problem.v_head_dim, scratch.values);
+    for (int t = 0; t < used; ++t) {
+      Strip& strip = strips[t];
+      int const from = largerOf(key0, strip.first), to = smallerOf(end, strip.last);
+      if (from >= to) continue;
+      FloatRows const ks{k.start + (from - key0) * k.stride, k.stride};
+      FloatRows const vs{v.start + (from - key0) * v.stride, v.stride};
+      if (strip.vectors == 3) stripTile<3>(problem, strip, from, to, ks, vs, scratch);
+      if (strip.vectors == 2) stripTile<2>(problem, strip, from, to, ks, vs, scratch);
+      if (strip.vectors == 1) stripTile<1>(problem, strip, from, to, ks, vs, scratch);
+    }
+  }
+  for (int t = 0; t < used; ++t) finishStrip<Element>(problem, strips[t]);
+}
+
+void tile(RowProblem const& problem, Row const* rows, int32_t count, float* scratch) {
+  switch (problem.dtype) {
+    case kFlashFloat32:
+      return runTile<float>(problem, rows, count, scratch);
+    case kFlashFloat16:
+      return runTile<Half>(problem, rows, count, scratch);
+    default:
+      return runTile<BFloat>(problem, rows, count, scratch);
+  }
+}
+
+int64_t tileScratch(RowProblem const& problem) {
+  Scratch scratch;
+  return cutScratch(problem, nullptr, scratch);
+}
+
+}  // namespace
+}  // namespace flash_export::cpu

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operator on a CPU: finds ONNX Runtime's library of it and opens sessions that use it.
+
+A fused file runs in plain ONNX Runtime through its function bodies. With this library registered the nodes run in our
+own kernels instead: no S x S matrix, and faster.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+
+from flash_export.errors import MissingHere, UsageError
+from flash_export.op import FLOAT_ATTRIBUTES, INT_ATTRIBUTES, STRING_ATTRIBUTES
+from flash_trt import native, onnx_file
+
+LIBRARY = "libflash_attention_cpu.so"
+VARIABLE = "FLASH_TRT_CPU_OPERATOR"
+_ATTRIBUTES = {*INT_ATTRIBUTES, *FLOAT_ATTRIBUTES, *STRING_ATTRIBUTES}
+
+
+def cpu_operator_path() -> str:
+    """What ``onnxruntime.SessionOptions.register_custom_ops_library`` takes: the library, as a string.
+
+    ``$FLASH_TRT_CPU_OPERATOR`` when set, else the installed one, else the build tree's.
+
+    Raises:
+        MissingHere: there is none; the message lists every place searched.
+    """
+    chosen = os.environ.get(VARIABLE)
+    found = native.find(LIBRARY) if not chosen else Path(chosen) if Path(chosen).is_file() else None
+    if found is not None:
+        return str(found.resolve())
+    raise MissingHere(
+        "the operator's library for ONNX Runtime is missing",
+        where=f"{VARIABLE}={chosen}" if chosen else ", ".join(map(str, native.folders())),
+        got="no such file" if chosen else f"no {LIBRARY} there, and {VARIABLE} is not set",
+        need=LIBRARY,
+        do=f"install flash-export from a wheel or with pip install -e ., or set {VARIABLE} to the library's path",
+    )
+
+
+def session(path: str | Path, **options: Any) -> onnxruntime.InferenceSession:
+    """An ONNX Runtime session on the CPU whose FlashAttention nodes run in our kernels.
+
+    Args:
+        path: a model that ``flash-export`` wrote; any other runs too.
+        options: attributes of ``onnxruntime.SessionOptions`` by name, ``intra_op_num_threads=2`` for example.
+
+    Raises:
+        UsageError: an option that ONNX Runtime does not have, a file that is no model, or an attribute on a
+            FlashAttention node that the operator does not have (ONNX Runtime itself passes over it).
+        UnsafeInput, UnsupportedModel: as ``onnx_file.read``.
+        MissingHere: the library is not found or does not load.
+    """
+    _require_known_attributes(onnx_file.read(Path(path)))
+    settings = onnxruntime.SessionOptions()
+    for name, value in options.items():
+        if not hasattr(settings, name):
+            raise UsageError(
+                "ONNX Runtime has no such option",
+                where=f"option {name}",
+                got=f"{name}={value!r}",
+                need="an attribute of onnxruntime.SessionOptions",
+                do="correct its name",
+            )
+        setattr(settings, name, value)
+    _register(settings)
+    return onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+
+
+def _register(settings: onnxruntime.SessionOptions) -> None:
+    library = cpu_operator_path()
+    try:
+        settings.register_custom_ops_library(library)
+    except Exception as error:
+        raise MissingHere(
+            "the operator's library for ONNX Runtime does not load",
+            where=library,
+            got=str(error),
+            need=f"ONNX Runtime 1.17 or newer on this kind of processor; here it is {onnxruntime.__version__}",
+            do="install a newer onnxruntime, or install flash-export again",
+        ) from error
+
+
+def _require_known_attributes(model: onnx_file.OnnxFile) -> None:
+    for node in model.flash_nodes:
+        if unknown := sorted(set(node.attributes) - _ATTRIBUTES):
+            raise UsageError(
+                f"{node.operator} has no such attribute",
+                where=f'node "{node.name}"',
+                got=", ".join(unknown),
+                need=", ".join(sorted(_ATTRIBUTES)),
+                do="use the flash-export that wrote the model, or correct the node",
+            )
