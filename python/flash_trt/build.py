@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import shlex
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -294,6 +295,7 @@ def _sidecar(
         "scratch_bytes": engine.scratch_bytes,
         "built": datetime.datetime.fromtimestamp(time.time(), datetime.UTC).isoformat(timespec="seconds"),
         "trtexec": trtexec_command(options, backend, plugin, profile),
+        "polygraphy": polygraphy_command(options, backend, targets, profile),
     }
 
 
@@ -305,4 +307,21 @@ def trtexec_command(
     parts = [tool, f"--onnx={options.model}", f"--saveEngine={options.output}"]
     parts += [f"--dynamicPlugins={plugin.path}"] if plugin else []
     parts += [flags] if (flags := profile.trtexec_flags()) else []
+    return " ".join(parts)
+
+
+def polygraphy_command(options: BuildOptions, backend: Backend, targets: Sequence[str], profile: shapes.Profile) -> str:
+    """The same build as a ``polygraphy convert`` line, ready to paste."""
+    parts = [
+        f"FLASH_TRT_BACKEND={backend.name} python -m flash_trt.polygraphy convert {shlex.quote(str(options.model))}"
+    ]
+    parts.append(f"--convert-to trt -o {shlex.quote(str(options.output))}")
+    if backend.name == "tensorrt":  # the other product knows nothing else
+        parts.append("--strongly-typed")
+    for flag, attribute in (("min", "smallest"), ("opt", "usual"), ("max", "largest")):
+        spelled = [f"{r.name}:[{','.join(map(str, getattr(r, attribute)))}]" for r in profile.ranges]
+        parts += [f"--trt-{flag}-shapes {shlex.join(spelled)}"] if spelled else []
+    if targets:
+        numbers = [target.removeprefix("sm") for target in targets]
+        parts.append("--compute-capabilities " + " ".join(f"{number[:-1]}.{number[-1]}" for number in numbers))
     return " ".join(parts)

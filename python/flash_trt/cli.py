@@ -92,6 +92,7 @@ def build(
     )
     sidecar = build_step(options, talk)
     talk.result(_build_table(options, sidecar))
+    print(sidecar["polygraphy"])
     print(sidecar["trtexec"])
     return 0
 

@@ -22,8 +22,8 @@ from flash_trt.backends import BackendName
 _INLINE_BYTES = 2**20
 
 
-def polygraphy_logger() -> Any:
-    """Polygraphy's logger, silenced below errors.
+def polygraphy_logger(*, quiet: bool = True) -> Any:
+    """Polygraphy's logger, silenced below errors when ``quiet``.
 
     Raises:
         MissingHere: Polygraphy is not installed.
@@ -38,7 +38,8 @@ def polygraphy_logger() -> Any:
             need="the Python package polygraphy",
             do="pip install 'flash-export[rtx]'",
         ) from error
-    G_LOGGER.module_severity = G_LOGGER.ERROR
+    if quiet:
+        G_LOGGER.module_severity = G_LOGGER.ERROR
     return G_LOGGER
 
 
@@ -117,7 +118,7 @@ def open_engine(path: Path, *, trusted: bool) -> Any:
     if not trusted:
         engine_file.require_trust(engine)
     engine_file.require_gpu(engine)
-    _tell_polygraphy(engine.backend)
+    tell_polygraphy(engine.backend)
     backend = backends.load(engine.backend)
     engine_file.require_plugin(engine, plugin_library.load(backend))
     polygraphy_logger()
@@ -143,7 +144,7 @@ def limits_of(path: Path) -> tuple[str, ...]:
     return engine_file.read(path).limits() if engine_file.is_engine(path) else ()
 
 
-def _tell_polygraphy(name: BackendName) -> None:
+def tell_polygraphy(name: BackendName) -> None:
     """Polygraphy picks its TensorRT when it is imported, by this variable."""
     os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1" if name == "tensorrt-rtx" else "0"
     from polygraphy import config
