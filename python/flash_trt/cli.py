@@ -151,6 +151,9 @@ def run(
         typer.Option("-o", "--output", metavar="FILE", help="Writes the outputs: .npz, .safetensors, .json."),
     ] = None,
     on: Annotated[Place, typer.Option(help="Where ONNX Runtime runs; an engine runs on the GPU.")] = "auto",
+    bodies: Annotated[
+        bool, typer.Option("--bodies", help="Compute attention by the file's function bodies, not our CPU library.")
+    ] = False,
     shape: Annotated[
         list[str] | None, typer.Option(metavar="NAME:DIMS", help="Shapes of drawn inputs: input_ids:4x512.")
     ] = None,
@@ -162,7 +165,7 @@ def run(
 ) -> int:
     """Runs a model once, shows its outputs, and says what computed its attention."""
     talk = Talk(quiet=quiet)
-    result = run_step(RunOptions(model, inputs, output, on, tuple(shape or ()), seed, trust_engine), talk)
+    result = run_step(RunOptions(model, inputs, output, on, bodies, tuple(shape or ()), seed, trust_engine), talk)
     talk.result(_run_table(result))
     print(f"attention computed by: {result.implementation}")
     return 0

@@ -6,20 +6,25 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
 
-from flash_export.errors import MissingHere, UnsupportedModel
+from flash_export.errors import MissingHere, UnsupportedModel, UserError
 from flash_export.op import OPERATORS
-from flash_trt import gpu
+from flash_trt import cpu_operator, gpu
 from flash_trt.onnx_file import OnnxFile
 from flash_trt.runners import fails_on, one_line
+
+LIBRARY = "our CPU operator library"
+BODIES = "the function bodies in the file, in standard operators"
 
 _CUDA = "CUDAExecutionProvider"
 _CPU = "CPUExecutionProvider"
@@ -28,6 +33,21 @@ _CPU = "CPUExecutionProvider"
 def has_cuda() -> bool:
     """Whether this ONNX Runtime has its CUDA provider, and a GPU answers."""
     return _CUDA in onnxruntime.get_available_providers() and bool(gpu.devices())
+
+
+def has_library() -> bool:
+    """Whether the operator library for the CPU is here.
+
+    Raises:
+        MissingHere: the environment names one that is not there.
+    """
+    try:
+        cpu_operator.cpu_operator_path()
+    except MissingHere:
+        if os.environ.get(cpu_operator.VARIABLE):
+            raise
+        return False
+    return True
 
 
 def require_cuda() -> None:
@@ -51,25 +71,26 @@ def require_cuda() -> None:
 class Session:
     """A model in ONNX Runtime, profiled, so that what ran is known and not assumed."""
 
-    def __init__(self, file: OnnxFile, *, cuda: bool = False, profile_into: Path | None = None) -> None:
-        """Loads ``file`` on the CPU, or on CUDA.
+    def __init__(
+        self, file: OnnxFile, *, cuda: bool = False, library: bool = False, profile_into: Path | None = None
+    ) -> None:
+        """Loads ``file`` on the CPU, with the operator library or through the function bodies, or on CUDA.
 
         Raises:
-            MissingHere: CUDA is not usable here.
+            MissingHere: CUDA, or the library, is not usable here.
             UnsupportedModel: ONNX Runtime does not load the model.
         """
         if cuda:
             require_cuda()
         self._file, self._cuda = file, cuda
         self._profiled = profile_into is not None
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
+        options: dict[str, Any] = {"log_severity_level": 4}
         if profile_into is not None:
-            options.enable_profiling = True
-            options.profile_file_prefix = str(profile_into / "profile")
+            options |= {"enable_profiling": True, "profile_file_prefix": str(profile_into / "profile")}
         try:
-            providers = [_CUDA, _CPU] if cuda else [_CPU]
-            self._session = onnxruntime.InferenceSession(str(file.path), options, providers=providers)
+            self._session = cpu_operator.session(file.path, **options) if library else _plain(file.path, cuda, options)
+        except UserError:
+            raise
         except Exception as error:  # ONNX Runtime's errors share no other base
             raise UnsupportedModel(
                 "ONNX Runtime cannot load the model",
@@ -106,7 +127,14 @@ class Session:
             raise ValueError("the session was opened without profile_into")
         ran = _operators_run(Path(self._session.end_profiling()))
         ours = sum(ran[name] for name in OPERATORS)
-        return "the operator library" if ours else "the function bodies in the file, in standard operators"
+        return LIBRARY if ours else BODIES
+
+
+def _plain(path: Path, cuda: bool, options: dict[str, Any]) -> onnxruntime.InferenceSession:
+    settings = onnxruntime.SessionOptions()
+    for name, value in options.items():
+        setattr(settings, name, value)
+    return onnxruntime.InferenceSession(str(path), settings, providers=[_CUDA, _CPU] if cuda else [_CPU])
 
 
 def _to_ort(array: np.ndarray) -> onnxruntime.OrtValue:

@@ -32,6 +32,7 @@ class RunOptions:
     inputs: Path | None = None
     output: Path | None = None
     on: Place = "auto"
+    bodies: bool = False
     shapes: tuple[str, ...] = ()
     seed: int = 0
     trust_engine: bool = False
@@ -70,14 +71,12 @@ def _run_onnx(options: RunOptions, talk: Talk) -> RunResult:
         feeds, drawn = _feeds(options, file, model, talk)
     with tempfile.TemporaryDirectory(prefix="flash-trt-") as folder:
         with talk.step("load", str(options.model)):
-            session = ort.Session(file, cuda=_on_cuda(options.on), profile_into=Path(folder))
+            cuda = options.on == "cuda" or (options.on == "auto" and ort.has_cuda())
+            library = bool(file.flash_nodes) and not (cuda or options.bodies) and ort.has_library()
+            session = ort.Session(file, cuda=cuda, library=library, profile_into=Path(folder))
         with talk.step("run", session.where):
             outputs = session.run(feeds)
         return RunResult(outputs, session.implementation(), drawn)
-
-
-def _on_cuda(place: Place) -> bool:
-    return place == "cuda" or (place == "auto" and ort.has_cuda())
 
 
 def _run_engine(options: RunOptions, talk: Talk) -> RunResult:

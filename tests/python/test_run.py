@@ -14,7 +14,7 @@ from contract.reference import attention
 from python.attention_models import BF16, FLOAT, HALF, HEAD_DIM, HEADS, SCALE, fused, unfused
 
 from flash_export.errors import EXIT_MISSING, EXIT_OK, EXIT_UNSAFE, EXIT_UNSUPPORTED, EXIT_USAGE, UsageError
-from flash_trt import engine_file, gpu, tensor_files
+from flash_trt import engine_file, gpu, ort, tensor_files
 from flash_trt.build import sidecar_path
 
 Command = Callable[..., int]
@@ -30,12 +30,15 @@ def _inputs(path: Path, shape: tuple[int, ...] = (2, HEADS, 37, HEAD_DIM), **cha
 
 
 @pytest.mark.parametrize("dtype", [FLOAT, HALF, BF16], ids=["fp32", "fp16", "bf16"])
-@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".json"])
+@pytest.mark.parametrize(
+    ("suffix", "bodies"), [(".npz", False), (".npz", True), (".safetensors", False), (".json", True)]
+)
 def test_the_outputs_are_those_of_float64_attention(
-    tmp_path: Path, flash_trt: Command, suffix: str, dtype: int
+    tmp_path: Path, flash_trt: Command, suffix: str, bodies: bool, dtype: int
 ) -> None:
     model, given = fused(tmp_path / "m.onnx", dtype=dtype), _inputs(tmp_path / f"in{suffix}")
-    assert flash_trt("run", model, "--inputs", given, "-o", tmp_path / f"out{suffix}") == EXIT_OK
+    bodies = ["--bodies"] if bodies else []
+    assert flash_trt("run", model, "--inputs", given, "-o", tmp_path / f"out{suffix}", *bodies) == EXIT_OK
     (name, output), *_ = tensor_files.read(tmp_path / f"out{suffix}").items()
     arrays = tensor_files.read(given)
     wide = [arrays[name].astype(np.float64) for name in NAMES]
@@ -44,14 +47,36 @@ def test_the_outputs_are_those_of_float64_attention(
     np.testing.assert_allclose(output.astype(np.float64), expected, atol={FLOAT: 1e-5, HALF: 4e-3, BF16: 4e-2}[dtype])
 
 
-@pytest.mark.parametrize(("make", "told"), [(fused, "function bodies"), (unfused, "no FlashAttention node")])
+@pytest.mark.parametrize(
+    ("make", "flags", "told"),
+    [(fused, [], ort.LIBRARY), (fused, ["--bodies"], ort.BODIES), (unfused, [], "no FlashAttention node in the model")],
+    ids=["library", "bodies", "unfused"],
+)
 def test_it_says_what_computed_the_attention(
-    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], make: Callable[[Path], Path], told: str
+    tmp_path: Path,
+    flash_trt: Command,
+    capsys: pytest.CaptureFixture[str],
+    make: Callable[[Path], Path],
+    flags: list[str],
+    told: str,
 ) -> None:
-    assert flash_trt("run", make(tmp_path / "m.onnx")) == EXIT_OK
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert line.startswith("attention computed by: ")
-    assert told in line
+    assert flash_trt("run", make(tmp_path / "m.onnx"), *flags) == EXIT_OK
+    assert capsys.readouterr().out.splitlines()[-1] == f"attention computed by: {told}"
+
+
+def test_without_the_cpu_library_the_function_bodies_compute(
+    tmp_path: Path, flash_trt: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("flash_trt.native.find", lambda _: None)
+    assert flash_trt("run", fused(tmp_path / "m.onnx")) == EXIT_OK
+    assert ort.BODIES in capsys.readouterr().out
+
+
+def test_a_cpu_library_that_the_environment_names_must_be_there(
+    tmp_path: Path, flash_trt: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASH_TRT_CPU_OPERATOR", str(tmp_path / "nowhere.so"))
+    assert flash_trt("run", fused(tmp_path / "m.onnx")) == EXIT_MISSING
 
 
 def test_drawn_inputs_have_the_shape_asked_for_and_depend_on_the_seed(tmp_path: Path, flash_trt: Command) -> None:
@@ -125,10 +150,12 @@ def test_cuda_without_a_cuda_provider_ends_with_5_and_the_extra(
     assert "flash-export[gpu]" in told
 
 
-def test_a_file_without_function_bodies_is_refused_with_the_reason(
+def test_a_file_without_function_bodies_needs_the_cpu_library(
     tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert flash_trt("run", fused(tmp_path / "m.onnx", fallback=False)) == EXIT_UNSUPPORTED
+    model = fused(tmp_path / "m.onnx", fallback=False)
+    assert flash_trt("run", model) == EXIT_OK  # the CPU library needs none
+    assert flash_trt("run", model, "--bodies") == EXIT_UNSUPPORTED
     assert "--no-fallback" in capsys.readouterr().err
 
 
