@@ -18,6 +18,8 @@ from flash_export.talk import Talk
 from flash_trt import __version__, environment, inspect_file
 from flash_trt.attention import WORDS
 from flash_trt.backends import BackendChoice
+from flash_trt.bench import BenchOptions, Setting
+from flash_trt.bench import bench as bench_step
 from flash_trt.build import BuildOptions, sidecar_path
 from flash_trt.build import build as build_step
 from flash_trt.compare import CompareOptions
@@ -217,6 +219,47 @@ def compare(
     )
     compare_step(options, Talk(quiet=quiet))
     return 0
+
+
+@app.command()
+def bench(
+    models: Annotated[
+        list[Path], typer.Argument(help="ONNX files and engines; the last is the baseline.", show_default=False)
+    ],
+    at: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DIM=SIZE,...", help="Sizes of the dynamic dims; several times for several settings."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0, help="How long to time each model at each setting.")] = 3.0,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Writes the figures.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draws the latencies.")] = None,
+    trust_engine: Annotated[
+        bool, typer.Option("--trust-engine", help="Load an engine without our sidecar. An engine is code.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings, errors and results.")] = False,
+) -> int:
+    """Times models on the same inputs, with every implementation that is here: fused against unfused."""
+    talk = Talk(quiet=quiet)
+    options = BenchOptions(tuple(models), tuple(at or ()), seconds, json_file, plot, trust_engine)
+    for setting in bench_step(options, talk):
+        talk.result(_bench_table(setting))
+    return 0
+
+
+def _bench_table(setting: Setting) -> Table:
+    table = Table(title=setting.name, title_justify="left", box=None, pad_edge=False)
+    for column in ("model", "computed by", "median ms", "p90 ms", "p99 ms", "items/s", "speedup"):
+        table.add_column(column, justify="left" if column in ("model", "computed by") else "right")
+    for timing in setting.timings:
+        figures = [f"{timing.percentile_ms(percent):.3f}" for percent in (50, 90, 99)]
+        table.add_row(
+            escape(timing.model.name),
+            escape(timing.implementation),
+            *figures,
+            f"{setting.per_second(timing):.1f}",
+            f"{setting.speedup(timing):.2f}",
+        )
+    return table
 
 
 @app.command()

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Latency and throughput of several models on the same inputs, on whatever runs here.
+
+Every contender runs once in every round, so that a machine that slows down slows all of them. An engine's time is that
+of the GPU's work alone; ONNX Runtime's is that of the whole call, copies to a GPU included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from flash_export.draw import draw_inputs, dynamic_dims
+from flash_export.errors import UsageError
+from flash_export.save import check_output
+from flash_export.talk import Talk
+from flash_trt import bench_plot, engine_file, gpu, onnx_file, ort, runners
+from flash_trt.onnx_file import OnnxFile
+from flash_trt.output import write_atomically
+
+BENCH_SCHEMA = 1
+_LEAST_ROUNDS = 5
+_WARM_UP_ROUNDS = 2
+_PERCENTILES = (10, 50, 90, 99)
+
+Feeds = Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """The flags of ``flash-trt bench``; see its ``--help``."""
+
+    models: tuple[Path, ...]
+    at: tuple[str, ...] = ()
+    seconds: float = 3.0
+    json: Path | None = None
+    plot: Path | None = None
+    trust_engine: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Contender:
+    """One model as one implementation runs it; ``run`` gives the seconds of one run."""
+
+    model: Path
+    implementation: str
+    run: Callable[[Feeds], float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Timing:
+    """What one contender took at one setting of the dynamic dims."""
+
+    model: Path
+    implementation: str
+    seconds: tuple[float, ...]
+
+    def percentile_ms(self, percent: int) -> float:
+        """That percentile of the latency."""
+        return float(np.percentile(self.seconds, percent)) * 1e3
+
+    @property
+    def median_ms(self) -> float:
+        return self.percentile_ms(50)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """All contenders at one setting of the dynamic dims. ``batch`` is the first size of the first input."""
+
+    sizes: dict[str, int]
+    batch: int
+    timings: tuple[Timing, ...]
+
+    @property
+    def name(self) -> str:
+        """``batch=1 seq=128``."""
+        return " ".join(f"{dim}={size}" for dim, size in self.sizes.items()) or "static"
+
+    def speedup(self, timing: Timing) -> float:
+        """How many times as fast as the last contender, the baseline."""
+        return self.timings[-1].median_ms / timing.median_ms
+
+    def per_second(self, timing: Timing) -> float:
+        """Items of the batch a second."""
+        return self.batch / timing.median_ms * 1e3
+
+
+def bench(options: BenchOptions, talk: Talk) -> list[Setting]:
+    """Times every model at every setting, and writes the figures and the plot where asked.
+
+    Raises:
+        UsageError: an unreadable file, a setting that does not fit, no ONNX file to draw inputs from.
+        UnsafeInput, UnsupportedModel, MissingHere: a model cannot be run here; see ``runners`` and ``ort``.
+    """
+    for output in filter(None, (options.json, options.plot)):
+        check_output(output)
+    with talk.step("read", ", ".join(map(str, options.models))):
+        files = {path: onnx_file.read(path) for path in options.models if not engine_file.is_engine(path)}
+        model = _model_to_draw_from(options, files)
+        settings = [_sizes(text, model) for text in options.at or ("",)]
+    with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory(prefix="flash-trt-") as folder:
+        first = draw_inputs(model, settings[0])
+        with talk.step("load", "every model with every implementation that is here"):
+            contenders = [
+                c for path in options.models for c in _contenders(path, files, first, Path(folder), options, stack)
+            ]
+        measured = []
+        for sizes in settings:
+            feeds = draw_inputs(model, sizes)
+            with talk.step("time", " ".join(f"{dim}={size}" for dim, size in sizes.items()) or "static shapes"):
+                timings = _time(contenders, feeds, options.seconds, talk)
+            batch = next((array.shape[0] for array in feeds.values() if array.ndim), 1)
+            measured.append(Setting(sizes, batch, tuple(timings)))
+    if options.json:
+        write_atomically(options.json, json.dumps(as_json(measured), indent=2).encode() + b"\n")
+    if options.plot:
+        write_atomically(options.plot, bench_plot.draw(_bars(measured)).encode())
+    return measured
+
+
+def _model_to_draw_from(options: BenchOptions, files: Mapping[Path, OnnxFile]) -> ir.Model:
+    if not files:
+        raise UsageError(
+            "an engine does not tell what its inputs are for, so none are drawn",
+            where=", ".join(map(str, options.models)),
+            got="engines alone",
+            need="one ONNX file among the models",
+            do="add the .onnx that the engines were built from",
+        )
+    return ir.load(next(iter(files)))
+
+
+def _sizes(text: str, model: ir.Model) -> dict[str, int]:
+    """``batch=2,seq=128`` as sizes of the model's dynamic dims; a batch that it leaves out is 1, a length 128."""
+    sizes = {name: 1 if is_batch else 128 for name, is_batch in dynamic_dims(model).items()}
+    for part in filter(None, text.split(",")):
+        name, _, size = part.strip().partition("=")
+        if name not in sizes or not size.isdigit():
+            raise UsageError(
+                "a setting of the dynamic dims cannot be read",
+                where="--at",
+                got=repr(text),
+                need=f"DIM=SIZE,... of {', '.join(sizes) or 'no dim: this model is static'}",
+                do="spell it like --at " + (",".join(f"{dim}={size}" for dim, size in sizes.items()) or "nothing"),
+            )
+        sizes[name] = int(size)
+    return sizes
+
+
+# --- contenders -------------------------------------------------------------------------------------------------------
+
+
+def _contenders(
+    path: Path,
+    files: Mapping[Path, OnnxFile],
+    feeds: Feeds,
+    folder: Path,
+    options: BenchOptions,
+    stack: contextlib.ExitStack,
+) -> Iterator[Contender]:
+    """``path`` as each implementation here runs it, each proven by a profiled run on ``feeds``."""
+    if path not in files:
+        runner = runners.open_engine(path, trusted=options.trust_engine)
+        stack.callback(runner.deactivate)
+        yield Contender(path, "the TensorRT engine", _timed_engine(runner))
+        return
+    file = files[path]
+    has_bodies = {f.name for f in file.proto.functions} & {node.operator for node in file.flash_nodes}
+    ways = [(True, False)] if ort.has_cuda() else []
+    ways += [(False, True)] if file.flash_nodes and ort.has_library() else []
+    ways += [(False, False)] if has_bodies or not file.flash_nodes else []
+    for cuda, library in ways:
+        proof = ort.Session(file, cuda=cuda, library=library, profile_into=folder)
+        proof.run(feeds)
+        timed = ort.Session(file, cuda=cuda, library=library)
+        yield Contender(path, f"{proof.where}, {proof.implementation()}", _timed_session(timed))
+
+
+def _timed_session(session: ort.Session) -> Callable[[Feeds], float]:
+    def run(feeds: Feeds) -> float:
+        start = time.perf_counter()
+        session.run(feeds)
+        return time.perf_counter() - start
+
+    return run
+
+
+def _timed_engine(runner: Any) -> Callable[[Feeds], float]:
+    def run(feeds: Feeds) -> float:
+        runner.infer(runners.adapted(dict(feeds), runner))
+        return float(runner.last_inference_time())
+
+    return run
+
+
+def _time(contenders: Sequence[Contender], feeds: Feeds, budget_s: float, talk: Talk) -> list[Timing]:
+    """Rounds of one run each until ``budget_s`` seconds a contender are spent."""
+    for _ in range(_WARM_UP_ROUNDS):
+        for contender in contenders:
+            contender.run(feeds)
+    taken: list[list[float]] = [[] for _ in contenders]
+    end = time.monotonic() + budget_s * len(contenders)
+    while len(taken[0]) < _LEAST_ROUNDS or time.monotonic() < end:
+        for contender, seconds in zip(contenders, taken, strict=True):
+            seconds.append(contender.run(feeds))
+        talk.progress("rounds", len(taken[0]), len(taken[0]))
+    return [Timing(c.model, c.implementation, tuple(seconds)) for c, seconds in zip(contenders, taken, strict=True)]
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def as_json(settings: Sequence[Setting]) -> dict[str, Any]:
+    """The figures as data, schema 1."""
+    return {
+        "schema": BENCH_SCHEMA,
+        "machine": {
+            "platform": platform.platform(),
+            "cpus": os.cpu_count(),
+            "gpus": [device.name for device in gpu.devices()],
+        },
+        "settings": [
+            {
+                "sizes": setting.sizes,
+                "timings": [
+                    {
+                        "model": str(timing.model),
+                        "implementation": timing.implementation,
+                        "runs": len(timing.seconds),
+                        **{f"p{percent}_ms": timing.percentile_ms(percent) for percent in _PERCENTILES},
+                        "per_second": setting.per_second(timing),
+                        "speedup": setting.speedup(timing),
+                    }
+                    for timing in setting.timings
+                ],
+            }
+            for setting in settings
+        ],
+    }
+
+
+def _bars(settings: Sequence[Setting]) -> list[bench_plot.Group]:
+    return [
+        bench_plot.Group(
+            setting.name,
+            [
+                bench_plot.Bar(f"{t.model.name}: {t.implementation}", *(t.percentile_ms(p) for p in (10, 50, 90)))
+                for t in setting.timings
+            ],
+        )
+        for setting in settings
+    ]

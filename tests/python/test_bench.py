@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``flash-trt bench`` times what it says it times, on the same inputs, and draws it."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from python.attention_models import fused, unfused
+
+from flash_export.errors import EXIT_OK, EXIT_USAGE
+from flash_export.talk import Talk
+from flash_trt import bench_plot, ort
+from flash_trt.bench import BenchOptions, Setting, Timing, bench
+
+Command = Callable[..., int]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    return fused(tmp_path / "f.onnx"), unfused(tmp_path / "u.onnx")
+
+
+def test_every_implementation_is_timed_at_every_setting(
+    tmp_path: Path, flash_trt: Command, pair: tuple[Path, Path]
+) -> None:
+    written, plot = tmp_path / "deep" / "bench.json", tmp_path / "bench.svg"
+    flags = ("--at", "batch=1,seq=37", "--at", "seq=70", "--seconds", 0, "--json", written, "--plot", plot)
+    assert flash_trt("bench", *pair, *flags) == EXIT_OK
+    figures = json.loads(written.read_text())
+    assert [setting["sizes"] for setting in figures["settings"]] == [
+        {"batch": 1, "seq": 37},
+        {"batch": 1, "seq": 70},
+    ]
+    for setting in figures["settings"]:
+        ways = [(Path(t["model"]).name, t["implementation"].partition(", ")[2]) for t in setting["timings"]]
+        assert ways == [
+            ("f.onnx", ort.LIBRARY),
+            ("f.onnx", ort.BODIES),
+            ("u.onnx", "no FlashAttention node in the model"),
+        ]
+        for timing in setting["timings"]:
+            assert timing["runs"] >= 5
+            assert 0 < timing["p10_ms"] <= timing["p50_ms"] <= timing["p90_ms"] <= timing["p99_ms"]
+        assert setting["timings"][-1]["speedup"] == 1
+    drawn = ElementTree.parse(plot).getroot()
+    bars = [element for element in drawn.iter() if element.tag.endswith("rect")]
+    assert len(bars) == 6
+
+
+def test_speedup_and_throughput_are_those_of_the_medians() -> None:
+    fast, slow = Timing(Path("f"), "x", (0.01, 0.02, 0.09)), Timing(Path("u"), "x", (0.05, 0.06, 0.07))
+    setting = Setting({"batch": 4}, 4, (fast, slow))
+    assert setting.speedup(fast) == pytest.approx(3)
+    assert setting.speedup(slow) == 1
+    assert setting.per_second(fast) == pytest.approx(200)
+
+
+def test_a_longer_sequence_takes_longer(pair: tuple[Path, Path]) -> None:
+    options = BenchOptions(pair[1:], ("batch=1,seq=16", "batch=8,seq=700"), seconds=0.1)
+    short, long = bench(options, Talk(quiet=True))
+    assert long.timings[0].median_ms > 3 * short.timings[0].median_ms
+
+
+@pytest.mark.parametrize("at", ["batch", "batch=-1", "batch=x", "depth=3", "batch=1;seq=2"])
+def test_a_setting_that_cannot_be_read_names_the_dims(
+    flash_trt: Command, pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str], at: str
+) -> None:
+    assert flash_trt("bench", *pair, "--at", at) == EXIT_USAGE
+    assert "DIM=SIZE,... of batch, seq" in capsys.readouterr().err
+
+
+def test_engines_alone_are_refused_since_no_inputs_can_be_drawn(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "m.engine").write_bytes(b"ptrt and more")
+    assert flash_trt("bench", tmp_path / "m.engine") == EXIT_USAGE
+    assert "one ONNX file among the models" in capsys.readouterr().err
+
+
+def test_the_plot_scales_each_group_to_its_longest_and_escapes_names() -> None:
+    groups = [
+        bench_plot.Group("a & b", [bench_plot.Bar("<x>", 1, 2, 4), bench_plot.Bar("y", 1, 4, 4)]),
+        bench_plot.Group("c", [bench_plot.Bar("z", 100, 100, 100)]),
+        bench_plot.Group("nothing", []),
+    ]
+    drawn = ElementTree.fromstring(bench_plot.draw(groups))
+    widths = [float(element.attrib["width"]) for element in drawn.iter() if element.tag.endswith("rect")]
+    assert widths[1] == 2 * widths[0] == widths[2]
+    assert {"a & b", "<x>"} <= {element.text for element in drawn.iter()}
