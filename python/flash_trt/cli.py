@@ -204,6 +204,9 @@ def compare(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Writes every verdict to FILE.")
     ] = None,
+    save_inputs: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Saves the inputs of every run, to replay it with --values.")
+    ] = None,
     trust_engine: Annotated[
         bool, typer.Option("--trust-engine", help="Load an engine without our sidecar. An engine is code.")
     ] = False,
@@ -215,6 +218,7 @@ def compare(
         reference=reference,
         inputs=InputOptions(shapes=tuple(shape or ()), values=values, seed=seed, repeats=repeats),
         json=json_file,
+        save_inputs=save_inputs,
         trust_engine=trust_engine,
     )
     compare_step(options, Talk(quiet=quiet))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,7 @@ from flash_export.op import DOMAIN
 from flash_export.save import check_output
 from flash_export.talk import Talk
 from flash_export.trials import Trial
-from flash_trt import engine_file, onnx_file, runners
+from flash_trt import engine_file, onnx_file, runners, tensor_files
 from flash_trt.compare_inputs import InputOptions, plan_runs
 from flash_trt.onnx_file import OnnxFile
 from flash_trt.output import write_atomically
@@ -38,8 +39,6 @@ from flash_trt.verdict import Outputs, OutputVerdict, RunOutputs, judge_runs
 COMPARISON_SCHEMA = 1
 _TF32_ROUNDOFF = 2.0**13
 """Over float32's: TensorRT multiplies float32 matrices in TF32 unless told otherwise."""
-_SPREADS = (1.0, 3.0)
-"""Standard deviations of drawn floats, taken in turn: ordinary, and so wide that softmax is peaky."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,15 +49,20 @@ class CompareOptions:
     reference: Path
     inputs: InputOptions = dataclasses.field(default_factory=InputOptions)
     json: Path | None = None
+    save_inputs: Path | None = None
     trust_engine: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Comparison:
-    """Every verdict of one comparison. ``precision`` says in what the two were computed."""
+    """Every verdict of one comparison. ``precision`` says in what the two were computed.
+
+    ``saved``: run -> the file with its inputs, where they are saved.
+    """
 
     verdicts: tuple[OutputVerdict, ...]
     precision: str
+    saved: dict[str, Path]
 
     @property
     def passed(self) -> bool:
@@ -74,6 +78,7 @@ class Comparison:
             "precision": self.precision,
             "seed": options.inputs.seed,
             "runs": len({verdict.run for verdict in self.verdicts}),
+            "inputs": {run: str(path) for run, path in self.saved.items()},
             "outputs": [verdict.as_json() for verdict in self.verdicts],
         }
 
@@ -91,6 +96,8 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
     """
     if options.json:
         check_output(options.json)
+    if options.save_inputs:
+        check_output(options.save_inputs / "inputs.npz")
     with talk.step("read", f"{options.fused} and {options.reference}"):
         reference = onnx_file.read(options.reference)
         fused = None if engine_file.is_engine(options.fused) else onnx_file.read(options.fused)
@@ -105,7 +112,8 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
             more = more_roundings(sides.model, runs, sides.folder)
     softcap = fused is not None and any(node.attributes.get("softcap") for node in fused.flash_nodes)
     verdicts = judge_runs(runs, more=more, rounding=sides.rounding, softcap=softcap)
-    comparison = Comparison(tuple(verdicts), sides.precision)
+    saved = {run.name: path for i, run in enumerate(runs) if (path := _saved_as(options, i))}
+    comparison = Comparison(tuple(verdicts), sides.precision, saved)
     if options.json:
         write_atomically(options.json, json.dumps(comparison.as_json(options), indent=2).encode() + b"\n")
     talk.result(verdict_table(comparison))
@@ -205,12 +213,15 @@ def _run_all(
 ) -> Iterator[RunOutputs]:
     _require_same_inputs(sides, options)
     refused: list[tuple[str, str]] = []
+    numbers = itertools.count()
     for done, choices in enumerate(planned):
         talk.progress(choices[0].name, done, len(planned))
         taken = _first_taken(choices, sides, refused)
         if taken is None:
             continue
         trial, base = taken
+        if path := _saved_as(options, next(numbers)):
+            tensor_files.write(path, trial.feeds)
         fused = _infer(sides.fused, trial)
         if isinstance(fused, Exception):
             raise NumbersDiffer(
@@ -226,6 +237,11 @@ def _run_all(
                 wide = dict(zip(base, sides.wide.run(trial.feeds, list(base)), strict=True))
         yield RunOutputs(trial.name, fused, base, wide, trial.feeds)
     _judge_refusals(refused, len(planned), options, talk)
+
+
+def _saved_as(options: CompareOptions, number: int) -> Path | None:
+    """Where the inputs of run ``number`` go, for a replay with ``--values``."""
+    return options.save_inputs / f"inputs-{number:02d}.npz" if options.save_inputs else None
 
 
 def _first_taken(
@@ -297,12 +313,14 @@ def _require_passed(comparison: Comparison, options: CompareOptions) -> None:
         return
     kinds = ", ".join(dict.fromkeys(verdict.kind for verdict in failed)) or "no output at all"
     first = failed[0] if failed else None
+    replay = comparison.saved.get(first.run) if first else None
     raise NumbersDiffer(
         f"{len(failed)} of {len(comparison.verdicts)} compared outputs fail ({kinds})",
         where=f"output {first.output}, {first.run}" if first else str(options.fused),
         got=first.why if first else "nothing to compare",
         need=f"max |difference| at most {first.tolerance:.3g}" if first and first.tolerance else "the same numbers",
-        do="check the export with flash-export, whose own check names the attention that is wrong",
+        do="check the export with flash-export, whose own check names the attention that is wrong"
+        + (f"; replay this run with --values {replay}" if replay else ""),
     )
 
 

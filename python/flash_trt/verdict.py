@@ -36,7 +36,7 @@ class RunOutputs:
 class OutputVerdict:
     """How one output of one run compares; ``why`` is empty when it passed.
 
-    ``kind``: "passed", "differs", "missing", "nan_in_fused", "nan_in_reference" or "nan_in_both".
+    ``kind``: "passed", "differs", "missing", "nan_in_inputs", "nan_in_fused", "nan_in_reference" or "nan_in_both".
     """
 
     run: str
@@ -131,7 +131,7 @@ def _judge(run: RunOutputs, name: str, rounding: _Rounding, factor: float) -> Ou
         return verdict("differs", f"shape {list(fused.shape)} instead of {list(base.shape)}")
     if twin.is_float(fused.dtype) != twin.is_float(base.dtype):
         return verdict("differs", f"type {fused.dtype} instead of {base.dtype}")
-    if nan := _nan_problem(fused, base):
+    if nan := _nan_problem(fused, base, run.feeds):
         return verdict(*nan)
     if not twin.is_float(base.dtype):
         reference = base
@@ -140,11 +140,18 @@ def _judge(run: RunOutputs, name: str, rounding: _Rounding, factor: float) -> Ou
     return verdict(kind, judged.why, judged.max_abs_error, judged.tolerance)
 
 
-def _nan_problem(fused: np.ndarray, base: np.ndarray) -> tuple[str, str] | None:
+def _nan_problem(fused: np.ndarray, base: np.ndarray, feeds: Outputs) -> tuple[str, str] | None:
     if not twin.is_float(base.dtype):
         return None
-    ours, theirs = (np.isnan(side.astype(np.float64)) for side in (fused, base))
+    ours, theirs = (np.isnan(_wide(side)) for side in (fused, base))
     both, only_ours, only_theirs = (int(m.sum()) for m in (ours & theirs, ours & ~theirs, theirs & ~ours))
+    fed = [name for name, array in feeds.items() if twin.is_float(array.dtype) and np.isnan(_wide(array)).any()]
+    if fed and (both or only_ours or only_theirs):
+        return (
+            "nan_in_inputs",
+            f"{int(ours.sum())} numbers of {ours.size} are NaN in FUSED and {int(theirs.sum())} in REFERENCE, as input "
+            f"{fed[0]} holds NaN itself: nothing is compared there; compare on inputs without NaN (--values)",
+        )
     if only_ours:
         return "nan_in_fused", f"{only_ours} numbers of {ours.size} are NaN in FUSED and numbers in REFERENCE"
     if only_theirs:
@@ -160,6 +167,10 @@ def _nan_problem(fused: np.ndarray, base: np.ndarray) -> tuple[str, str] | None:
             "compare on inputs that give numbers (--values)",
         )
     return None
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64)
 
 
 def _unit_dtype(dtype: np.dtype) -> np.dtype:

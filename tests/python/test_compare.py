@@ -65,6 +65,23 @@ def test_every_verdict_is_written_whether_it_passes_or_not(tmp_path: Path, flash
         assert {"run", "output", "kind", "why", "max_abs_error", "tolerance"} <= set(verdict["outputs"][0])
 
 
+def test_a_failed_run_can_be_replayed_from_its_saved_inputs(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = fused(tmp_path / "f.onnx", flash_node(scale=SCALE * 1.01)), unfused(tmp_path / "u.onnx")
+    flags = ("--save-inputs", tmp_path / "deep" / "runs", "--json", tmp_path / "verdict.json")
+    assert flash_trt("compare", *pair, *flags) == EXIT_NUMBERS_DIFFER
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    assert len(verdict["inputs"]) == verdict["runs"] == 6
+    first = next(output for output in verdict["outputs"] if output["kind"] == "differs")
+    replay = verdict["inputs"][first["run"]]
+    assert f"replay this run with --values {replay}" in " ".join(capsys.readouterr().err.split())
+    flags = ("--values", replay, "--json", tmp_path / "again.json")
+    assert flash_trt("compare", *pair, *flags) == EXIT_NUMBERS_DIFFER
+    (again,) = json.loads((tmp_path / "again.json").read_text())["outputs"]
+    assert again["max_abs_error"] == first["max_abs_error"]
+
+
 def test_runs_differ_in_sizes_seeds_and_spread(tmp_path: Path, flash_trt: Command) -> None:
     written = tmp_path / "verdict.json"
     flash_trt("compare", fused(tmp_path / "f.onnx"), unfused(tmp_path / "u.onnx"), "--json", written)
@@ -94,15 +111,25 @@ def _values(path: Path, **changed: np.ndarray) -> Path:
     return path
 
 
-def test_nan_on_both_sides_fails_with_a_text_that_says_so(
-    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("number", "kind", "told"),
+    [(np.nan, "nan_in_inputs", "input value holds NaN itself"), (np.inf, "nan_in_both", "NaN on both sides")],
+)
+def test_nan_from_an_input_and_nan_that_both_sides_make_are_classes_of_their_own(
+    tmp_path: Path,
+    flash_trt: Command,
+    capsys: pytest.CaptureFixture[str],
+    number: float,
+    kind: str,
+    told: str,
 ) -> None:
     value = np.ones((2, HEADS, 9, HEAD_DIM), np.float32)
-    value[0, 1, 0, 3] = np.nan
-    values = _values(tmp_path / "values.npz", value=value)
+    value[0, 1, 8, 3] = number  # hidden from all rows but the last: 0 * inf
+    values, written = _values(tmp_path / "values.npz", value=value), tmp_path / "verdict.json"
     arguments = ("compare", fused(tmp_path / "f.onnx"), unfused(tmp_path / "u.onnx"), "--values", values)
-    assert flash_trt(*arguments) == EXIT_NUMBERS_DIFFER
-    assert "NaN on both sides" in capsys.readouterr().err
+    assert flash_trt(*arguments, "--json", written) == EXIT_NUMBERS_DIFFER
+    assert json.loads(written.read_text())["outputs"][0]["kind"] == kind
+    assert told in " ".join(capsys.readouterr().err.split())
 
 
 def test_nan_of_the_reference_alone_fails_as_a_class_of_its_own(tmp_path: Path, flash_trt: Command) -> None:
