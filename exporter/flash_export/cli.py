@@ -83,7 +83,8 @@ def _flash_export(
         bool, typer.Option("--trust-pickle", help="Let SOURCE run the code it carries. Only for files you made.")
     ] = False,
     report: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where report.json goes. [default: beside the output]")
+        Path | None,
+        typer.Option(metavar="DIR", help="Where report.json and report.html go. [default: beside the output]"),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings, errors and results.")] = False,
     version: Annotated[

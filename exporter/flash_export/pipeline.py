@@ -15,13 +15,15 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from flash_export import report
+from flash_export import report, report_example
 from flash_export.check import check
+from flash_export.check_structure import check_structure
 from flash_export.errors import UnsupportedModel, UsageError
 from flash_export.export import export
 from flash_export.find import find
-from flash_export.load import load
+from flash_export.load import Loaded, load
 from flash_export.options import Options
+from flash_export.report_html import as_html
 from flash_export.rewrite import rewrite
 from flash_export.save import Saved, check_output, staged
 from flash_export.sites import Refusal, Site
@@ -37,8 +39,10 @@ class Result:
     report: dict[str, object]
 
 
-def run(options: Options, talk: Talk | None = None) -> Result:
+def run(options: Options, talk: Talk | None = None, loaded: Loaded | None = None) -> Result:
     """Exports ``options.source``, fuses its attention, proves it and publishes the files.
+
+    ``loaded`` is the source where it is open already; nothing is read from ``options.source`` then.
 
     Raises:
         UserError: one of its kinds, each with its exit code; nothing was published then.
@@ -49,7 +53,7 @@ def run(options: Options, talk: Talk | None = None) -> Result:
         check_output(output)
     with tempfile.TemporaryDirectory(prefix="flash-export-") as folder:
         with talk.step("load", str(options.source)):
-            loaded = load(options)
+            loaded = loaded or load(options)
         with talk.step("export", "to ONNX, unfused"):
             exported = export(loaded, options, Path(folder))
         for note in exported.notes:
@@ -65,8 +69,10 @@ def run(options: Options, talk: Talk | None = None) -> Result:
         if options.dry_run:
             return Result(None, tuple(sites), report.as_json(facts, None, None, None))
         with talk.step("rewrite", "each attention into one node"):
+            shown = report_example.look_before(model, sites)
             rewrite(model, sites, fallback=options.fallback)
-            facts = dataclasses.replace(facts, nodes=(before, node_count(model)))
+            example = report_example.as_json(shown, model)
+            facts = dataclasses.replace(facts, nodes=(before, node_count(model)), example=example)
         with staged(model, exported.path, output, keep_unfused=exported.source_kind != "onnx") as files:
             checked = None
             if options.check:
@@ -82,10 +88,11 @@ def run(options: Options, talk: Talk | None = None) -> Result:
                         progress=talk.progress,
                     ).as_report()
             else:
+                check_structure(files.fused)
                 talk.warn("--no-check: the numbers of this file are not proven")
             with talk.step("save", str(output)):
                 document = report.as_json(facts, output, files.published_unfused, checked)
-                saved = files.publish(document, options.report)
+                saved = files.publish(document, options.report, page=as_html(document))
     return Result(saved, tuple(sites), document)
 
 

@@ -25,6 +25,7 @@ class Facts:
         sites: every softmax and attention operator.
         nodes: number of nodes before and after the rewrite.
         seconds: time a step; read when the report is made.
+        example: ``report_example.as_json()``; None where nothing was rewritten.
     """
 
     source: Path
@@ -32,6 +33,7 @@ class Facts:
     sites: Sequence[Site]
     nodes: tuple[int, int]
     seconds: dict[str, float]
+    example: dict[str, object] | None = None
 
 
 def as_json(
@@ -50,11 +52,12 @@ def as_json(
         "source_kind": facts.source_kind,
         "output": str(output) if output else None,
         "unfused": str(unfused) if unfused else None,
-        "sites": [site.as_report() for site in facts.sites],
+        "sites": [site.as_report() | {"mask": mask_words(site)} for site in facts.sites],
         "fused": _count(facts.sites, "fused"),
         "refused": _count(facts.sites, "refused"),
         "nodes": {"before": facts.nodes[0], "after": facts.nodes[1]},
         "check": check,
+        "example": facts.example,
         "seconds": dict(facts.seconds),
     }
 
@@ -79,13 +82,14 @@ def _fused_row(site: Site) -> tuple[str, ...]:
     assert a is not None
     heads = str(a.q_num_heads) if a.q_num_heads == a.kv_num_heads else f"{a.q_num_heads}/{a.kv_num_heads}"
     dims = str(site.head_dim) if site.v_head_dim in (site.head_dim, None) else f"{site.head_dim}/{site.v_head_dim}"
-    return site.name, "fused", heads, dims, mask_words(site), f"{a.scale:.6g}"
+    return site.name, "fused", heads, dims, mask_words(site) or "", f"{a.scale:.6g}"
 
 
-def mask_words(site: Site) -> str:
-    """The site's mask and extras in a few words, e.g. ``causal (top_left) + bias [B,1,1,S]``."""
+def mask_words(site: Site) -> str | None:
+    """The site's mask and extras in a few words, e.g. ``causal (top_left) + bias [B,1,1,S]``; None if not fused."""
     a = site.attributes
-    assert a is not None
+    if a is None:
+        return None
     words = []
     if a.causal:
         words.append(f"causal ({a.causal_kind})")

@@ -31,6 +31,7 @@ from flash_export.save_weights import tensors_of, write_model, write_synced, wri
 INLINE_LIMIT_BYTES = 100 * 1000 * 1000
 """Weights above this lie in a file of their own: protobuf ends at 2 GB, and a big file is slow to parse."""
 REPORT = "report.json"
+PAGE = "report.html"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,8 +59,15 @@ class Staged:
         """Where the unfused model will lie: beside the output, or where the user's own file is."""
         return unfused_path(self.output) if self.unfused.parent == self.folder else self.unfused
 
-    def publish(self, report: Mapping[str, object], report_folder: Path | None = None) -> Saved:
+    def publish(
+        self, report: Mapping[str, object], report_folder: Path | None = None, *, page: str | None = None
+    ) -> Saved:
         """Renames everything into place, the fused ``.onnx`` last.
+
+        Args:
+            report: the content of ``report.json``.
+            report_folder: where that goes; beside the output when None.
+            page: the content of ``report.html``, which goes beside it; None for no page.
 
         Raises:
             UsageError: the output cannot be created.
@@ -73,11 +81,16 @@ class Staged:
             old = _data_of(self.output) | _data_of(unfused_path(self.output))
             staged_report = self.folder / REPORT
             write_synced(staged_report, json.dumps(report, indent=2, default=str).encode() + b"\n")
+            staged_page = self.folder / PAGE
+            if page is not None:
+                write_synced(staged_page, page.encode())
             with _all_or_nothing(self.folder) as move:
                 if self.data is not None:
                     move(self.data, target / self.data.name)
                 if unfused != self.unfused:
                     move(self.unfused, unfused)
+                if page is not None:
+                    move(staged_page, report_path.with_name(PAGE))
                 move(staged_report, report_path)
                 move(self.fused, self.output)
             _sync_folder(target)

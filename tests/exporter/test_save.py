@@ -227,6 +227,26 @@ def test_a_folder_that_cannot_be_synced_is_no_failure(tmp_path: Path, monkeypatc
     assert json.loads(publish(tmp_path, seed=1).report.read_text())["seed"] == 1
 
 
+@pytest.mark.parametrize("call", range(1, 8 + 1))
+def test_a_page_is_published_with_the_numbers_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """fsync of fused, unfused, report and page; then a rename of each."""
+    unfused = write_unfused(tmp_path / "u.onnx")
+
+    def publish_with_page(page: str) -> None:
+        with save.staged(fuse(unfused), unfused, tmp_path / "out" / "m.onnx") as files:
+            files.publish({"page": page}, page=page)
+
+    publish_with_page("<p>old</p>")
+    before = snapshot(tmp_path / "out")
+    assert before["report.html"] == b"<p>old</p>"
+    fail_at(monkeypatch, call)
+    with pytest.raises(MissingHere):
+        publish_with_page("<p>new</p>")
+    assert snapshot(tmp_path / "out") == before
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 256 kB, where mounting is allowed."""

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a report shows of one attention: its nodes before and after, and the memory it takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx.parser
+import onnx_ir as ir
+import pytest
+from exporter import small_models
+
+from flash_export import report_example
+from flash_export.find import find
+from flash_export.rewrite import rewrite
+
+UPCAST = (
+    small_models.HEADER
+    + """
+attention (float16[B, 6, S, 16] q, float16[B, 6, T, 16] k, float16[B, 6, T, 10] v, int64[3] sizes)
+  => (float16[B, S, C] out)
+<int64[1] one = {1}, float scale = {0.25}>
+{
+  kt = Transpose <perm = [0, 1, 3, 2]> (k)
+  scores = MatMul (q, kt)
+  wide = Cast <to = 1> (scores)
+  scaled = Mul (wide, scale)
+  probs = Softmax <axis = -1> (scaled)
+  narrow = Cast <to = 10> (probs)
+  heads = MatMul (narrow, v)
+  turned = Transpose <perm = [0, 2, 1, 3]> (heads)
+  minus = Neg (one)
+  target = Mul (sizes, minus)
+  out = Reshape (turned, target)
+}
+"""
+)
+
+
+def shown(text: str) -> tuple[dict, ir.Model]:
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    sites = find(model)
+    before = report_example.look_before(model, sites)
+    rewrite(model, sites)
+    example = report_example.as_json(before, model)
+    assert example is not None
+    return example, model
+
+
+def test_the_first_fused_site_is_shown_before_and_after() -> None:
+    example, _ = shown(small_models.TWO_ATTENTIONS_ONE_REFUSED)
+    assert [node["op"] for node in example["before"]["nodes"]] == ["Transpose", "MatMul", "Mul", "Softmax", "MatMul"]
+    assert [node["op"] for node in example["after"]["nodes"]] == ["flash_export.FlashAttention"]
+    assert example["before"]["output"] == example["after"]["output"] == "out"
+    assert set(example["before"]["inputs"]) == {"q", "k", "v"}
+
+
+def test_a_model_without_fused_attention_shows_nothing() -> None:
+    model = ir.from_proto(onnx.parser.parse_model(small_models.CLASSIFIER))
+    before = report_example.look_before(model, find(model))
+    assert report_example.as_json(before, model) is None
+
+
+def test_one_element_constants_are_shown_as_text_that_json_can_hold() -> None:
+    graph = onnx.parser.parse_model(
+        small_models.HEADER
+        + """
+g (float[N] x) => (float[N] y) <float low = {-inf}, float[2] pair = {1.0, 2.0}>
+{
+  half = Constant <value_float = 0.5> ()
+  name = Constant <value_string = "text"> ()
+  a = Mul (x, half)
+  y = Max (a, low)
+}
+"""
+    )
+    described = report_example.describe(ir.from_proto(graph))
+    assert described["scalars"] == {"low": "-inf", "half": "0.5"}
+    json.dumps(described, allow_nan=False)
+
+
+def test_what_is_constant_or_read_as_a_size_only_is_told_from_what_data_passes() -> None:
+    part = ir.from_proto(onnx.parser.parse_model(UPCAST))
+    kinds = {node["outputs"][0]: node["sizes"] for node in report_example.describe(part)["nodes"]}
+    assert {name for name, sizes in kinds.items() if sizes} == {"minus", "target"}
+
+
+def test_sizes_that_are_also_added_to_something_are_data() -> None:
+    text = UPCAST.replace("=> (", "=> (int64[3] both, ").replace("out = ", "both = Add (target, sizes)\n  out = ")
+    part = ir.from_proto(onnx.parser.parse_model(text))
+    kinds = {node["outputs"][0]: node["sizes"] for node in report_example.describe(part)["nodes"]}
+    assert {name for name, sizes in kinds.items() if sizes} == {"minus"}
+
+
+def test_memory_counts_scores_and_probabilities_in_the_type_of_the_softmax() -> None:
+    example, _ = shown(UPCAST)
+    memory = example["memory"]
+    length, at = 2048, memory["lengths"].index(2048)
+    rows = 6 * length * (16 + 16 + 10 + 10) * 2
+    assert memory["fused_bytes"][at] == rows
+    assert memory["unfused_bytes"][at] == rows + 2 * 6 * length * length * 4
+
+
+def test_the_example_of_a_whole_run_is_in_the_report(tmp_path: Path) -> None:
+    from exporter.test_cli import run
+
+    source = small_models.write(small_models.ATTENTION, tmp_path / "in.onnx")
+    assert run(source, "--no-check") == 0
+    example = json.loads((tmp_path / "report.json").read_text())["example"]
+    assert example["site"] == "probs"
+    assert example["memory"]["unfused_bytes"][0] == pytest.approx(128 * 6 * 32 * 4 + 2 * 3 * 128**2 * 4)
