@@ -207,6 +207,20 @@ def set_targets(backend: Backend, config: Any, targets: Sequence[str]) -> None:
         config.set_compute_capability(getattr(backend.trt.ComputeCapability, target.upper()), index)
 
 
+def set_timing_cache(config: Any, measured: bytes) -> None:
+    """Gives the build what an earlier one measured; b"" starts a new cache.
+
+    TensorRT itself starts anew, with a warning in its log, when the cache is broken or of another version or GPU.
+    """
+    config.set_timing_cache(config.create_timing_cache(measured), False)
+
+
+def timing_cache(config: Any) -> bytes | None:
+    """What the build measured together with what it was given; None where there is no cache."""
+    cache = config.get_timing_cache()
+    return None if cache is None else bytes(cache.serialize())
+
+
 def set_progress(backend: Backend, config: Any, progress: Progress) -> Any:
     """Reports the build's phases to ``progress(phase, done, total)``; what it returns must outlive the build."""
     if not hasattr(backend.trt, "IProgressMonitor") or not hasattr(config, "progress_monitor"):

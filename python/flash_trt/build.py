@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-import shlex
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from flash_export.errors import MissingHere, UnsupportedModel
 from flash_export.op import DOMAIN, VERSION
 from flash_export.save import check_output
 from flash_export.talk import Talk
-from flash_trt import attention, backends, gpu, onnx_file, plan, plugin_library, shapes
+from flash_trt import attention, backends, command_lines, gpu, onnx_file, plan, plugin_library, shapes
 from flash_trt.backends import Backend, BackendChoice, Progress
 from flash_trt.onnx_file import FlashNode, OnnxFile
 from flash_trt.output import write_atomically
@@ -43,6 +42,8 @@ class BuildOptions:
     backend: BackendChoice = "auto"
     shapes: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
+    embed_plugin: bool = False
+    timing_cache: Path | None = None
     allow_none: bool = False
 
 
@@ -55,11 +56,26 @@ class Engine:
         layers: name and operator of each of our plugin layers, in the network's order.
         scratch_bytes: "Max Scratch Memory" as TensorRT logs it: what attention and its neighbours take at the largest
             shapes, weights apart; None when this TensorRT does not log it.
+        timing_cache: what it measured, for a later build; None where it was not asked for.
     """
 
     data: bytes
     layers: tuple[tuple[str, str], ...]
     scratch_bytes: int | None
+    timing_cache: bytes | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Extras:
+    """What a build may take besides model and shapes.
+
+    Args:
+        embedded: a library to put into the engine.
+        timing_cache: what an earlier build measured; b"" starts a new one, None does without.
+    """
+
+    embedded: Path | None = None
+    timing_cache: bytes | None = None
 
 
 def sidecar_path(engine: Path) -> Path:
@@ -78,7 +94,8 @@ def build(options: BuildOptions, talk: Talk) -> dict[str, Any]:
         UnsupportedModel: no FlashAttention node (unless ``allow_none``), or TensorRT refuses the model.
         MissingHere: no TensorRT, no plugin, or a node that the plugin does not serve.
     """
-    check_output(options.output)
+    for output in filter(None, (options.output, options.timing_cache)):
+        check_output(output)
     with talk.step("read", str(options.model)):
         file = onnx_file.read(options.model)
         given = [shapes.parse(text) for text in options.shapes]
@@ -89,8 +106,9 @@ def build(options: BuildOptions, talk: Talk) -> dict[str, Any]:
     targets = options.targets or default_targets(backend)
     plugin = plugin_library.load(backend) if file.flash_nodes else None
     _tell_choices(profile, targets, options, talk)
+    extras = _extras(options, backend, plugin, talk)
     with talk.step("build", f"by {backend.name} {backend.version} for {', '.join(targets) or 'the GPU here'}"):
-        engine = build_engine(backend, file, profile, targets, talk.progress)
+        engine = build_engine(backend, file, profile, targets, talk.progress, extras)
     with talk.step("prove", f"{len(file.flash_nodes)} FlashAttention nodes in the plan"):
         proof = prove_plugins(backend, file, engine)
         attentions = attention.describe(file, engine.data)
@@ -98,6 +116,8 @@ def build(options: BuildOptions, talk: Talk) -> dict[str, Any]:
     sidecar["attention"] = [found.as_json() for found in attentions]
     with talk.step("write", str(options.output)):
         write_atomically(options.output, engine.data)
+        if options.timing_cache and engine.timing_cache:
+            write_atomically(options.timing_cache, engine.timing_cache)
         sidecar["engine"]["sha256"] = sha256_of(options.output)
         sidecar["seconds"] = dict(talk.seconds)
         write_atomically(sidecar_path(options.output), json.dumps(sidecar, indent=2).encode() + b"\n")
@@ -136,6 +156,16 @@ def _tell_choices(profile: shapes.Profile, targets: Sequence[str], options: Buil
         talk.say(f"no GPU here that it builds for: taking {', '.join(targets)}; --target chooses")
 
 
+def _extras(options: BuildOptions, backend: Backend, plugin: PluginLibrary | None, talk: Talk) -> Extras:
+    embedded = plugin.path if plugin and options.embed_plugin else None
+    if options.timing_cache is None:
+        return Extras(embedded)
+    if backend.name == "tensorrt-rtx":
+        talk.warn("TensorRT for RTX measures nothing when it builds: --timing-cache is left out")
+        return Extras(embedded)
+    return Extras(embedded, options.timing_cache.read_bytes() if options.timing_cache.exists() else b"")
+
+
 # --- the engine -------------------------------------------------------------------------------------------------------
 
 
@@ -145,6 +175,7 @@ def build_engine(
     profile: shapes.Profile,
     targets: Sequence[str] = (),
     progress: Progress | None = None,
+    extras: Extras | None = None,
 ) -> Engine:
     """Parses, checks the plugin layers and builds.
 
@@ -162,13 +193,18 @@ def build_engine(
     _require_plugin_layers(file.flash_nodes, layers, file)
     config = builder.create_builder_config()
     backends.set_targets(backend, config, targets)
+    if extras and extras.embedded:
+        config.plugins_to_serialize = [str(extras.embedded)]
+    if extras and extras.timing_cache is not None:
+        backends.set_timing_cache(config, extras.timing_cache)
     keep_alive = backends.set_progress(backend, config, progress) if progress else None
     _add_profile(builder, config, network, profile)
     serialized = builder.build_serialized_network(network, config)
     del keep_alive
     if serialized is None:
         raise _refused("build", backend, file, backend.errors_since(mark))
-    return Engine(bytes(serialized), layers, backend.scratch_bytes_since(mark))
+    measured = backends.timing_cache(config) if extras and extras.timing_cache is not None else None
+    return Engine(bytes(serialized), layers, backend.scratch_bytes_since(mark), measured)
 
 
 def _parser_errors(parser: Any) -> list[str]:
@@ -286,6 +322,7 @@ def _sidecar(
             "outputs": file.outputs,
         },
         "plugin": plugin and {"file": str(plugin.path), "sha256": plugin.sha256, "operators": plugin.operators},
+        "embedded_plugin": options.embed_plugin and plugin is not None,
         "plugin_layers": [{"name": name, "operator": operator} for name, operator in engine.layers],
         "plan_proof": proof.kind if file.flash_nodes else None,
         "backend": {"name": backend.name, "version": backend.version},
@@ -294,34 +331,6 @@ def _sidecar(
         "profile": profile.as_json(),
         "scratch_bytes": engine.scratch_bytes,
         "built": datetime.datetime.fromtimestamp(time.time(), datetime.UTC).isoformat(timespec="seconds"),
-        "trtexec": trtexec_command(options, backend, plugin, profile),
-        "polygraphy": polygraphy_command(options, backend, targets, profile),
+        "trtexec": command_lines.trtexec(options, backend, plugin, profile),
+        "polygraphy": command_lines.polygraphy(options, backend, targets, profile),
     }
-
-
-def trtexec_command(
-    options: BuildOptions, backend: Backend, plugin: PluginLibrary | None, profile: shapes.Profile
-) -> str:
-    """The same build as a command line of NVIDIA's own tool, ready to paste."""
-    tool = "tensorrt_rtx" if backend.name == "tensorrt-rtx" else "trtexec --stronglyTyped"
-    parts = [tool, f"--onnx={options.model}", f"--saveEngine={options.output}"]
-    parts += [f"--dynamicPlugins={plugin.path}"] if plugin else []
-    parts += [flags] if (flags := profile.trtexec_flags()) else []
-    return " ".join(parts)
-
-
-def polygraphy_command(options: BuildOptions, backend: Backend, targets: Sequence[str], profile: shapes.Profile) -> str:
-    """The same build as a ``polygraphy convert`` line, ready to paste."""
-    parts = [
-        f"FLASH_TRT_BACKEND={backend.name} python -m flash_trt.polygraphy convert {shlex.quote(str(options.model))}"
-    ]
-    parts.append(f"--convert-to trt -o {shlex.quote(str(options.output))}")
-    if backend.name == "tensorrt":  # the other product knows nothing else
-        parts.append("--strongly-typed")
-    for flag, attribute in (("min", "smallest"), ("opt", "usual"), ("max", "largest")):
-        spelled = [f"{r.name}:[{','.join(map(str, getattr(r, attribute)))}]" for r in profile.ranges]
-        parts += [f"--trt-{flag}-shapes {shlex.join(spelled)}"] if spelled else []
-    if targets:
-        numbers = [target.removeprefix("sm") for target in targets]
-        parts.append("--compute-capabilities " + " ".join(f"{number[:-1]}.{number[-1]}" for number in numbers))
-    return " ".join(parts)

@@ -76,6 +76,12 @@ def build(
             metavar="SM,...", help="GPU generations to build for (TensorRT for RTX): sm80,sm89. [default: the GPU here]"
         ),
     ] = None,
+    embed_plugin: Annotated[
+        bool, typer.Option("--embed-plugin", help="Put the plugin's library into the engine: one file runs alone.")
+    ] = False,
+    timing_cache: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Kernel timings kept from build to build (TensorRT).")
+    ] = None,
     allow_none: Annotated[bool, typer.Option("--allow-none", help="Accept a model without FlashAttention.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings, errors and results.")] = False,
 ) -> int:
@@ -90,6 +96,8 @@ def build(
         backend=backend,
         shapes=tuple(shape or ()),
         targets=tuple(name.strip().lower() for names in target or () for name in names.split(",") if name.strip()),
+        embed_plugin=embed_plugin,
+        timing_cache=timing_cache,
         allow_none=allow_none,
     )
     sidecar = build_step(options, talk)

@@ -55,6 +55,11 @@ class EngineFile:
         return [str(target) for target in targets] if isinstance(targets, list) else []
 
     @property
+    def carries_plugin(self) -> bool:
+        """Whether our library is inside the engine, so that none must be loaded first."""
+        return self.sidecar.get("embedded_plugin") is True
+
+    @property
     def profile(self) -> dict[str, dict[str, list[int]]]:
         """Input -> "min", "opt", "max", for each dynamic input; without what the sidecar does not tell."""
         profile = self.sidecar.get("profile")

@@ -120,12 +120,17 @@ def open_engine(path: Path, *, trusted: bool) -> Any:
     engine_file.require_gpu(engine)
     tell_polygraphy(engine.backend)
     backend = backends.load(engine.backend)
-    engine_file.require_plugin(engine, plugin_library.load(backend))
+    if not engine.carries_plugin:
+        engine_file.require_plugin(engine, plugin_library.load(backend))
     polygraphy_logger()
     from polygraphy.backend.common import BytesFromPath
     from polygraphy.backend.trt import EngineFromBytes, TrtRunner
 
-    runner = TrtRunner(EngineFromBytes(BytesFromPath(str(path))), name="fused")
+    runtime = None
+    if engine.carries_plugin:
+        runtime = backend.trt.Runtime(backend.logger)
+        runtime.engine_host_code_allowed = True  # the user, or the sidecar's hash, vouches for it
+    runner = TrtRunner(EngineFromBytes(BytesFromPath(str(path)), runtime=runtime), name="fused")
     try:
         runner.activate()
     except Exception as error:

@@ -147,6 +147,27 @@ def test_progress_is_reported_while_rtx_builds(rtx: Backend, tmp_path: Path) -> 
     assert any(done == total > 0 for _, done, total in seen)
 
 
+def test_a_timing_cache_goes_into_the_build_and_comes_out_of_it() -> None:
+    class Config:
+        cache: bytes | None = None
+
+        def create_timing_cache(self, measured: bytes) -> bytes:
+            return measured
+
+        def set_timing_cache(self, cache: bytes, ignore_mismatch: bool) -> bool:
+            assert not ignore_mismatch
+            self.cache = cache
+            return True
+
+        def get_timing_cache(self) -> SimpleNamespace | None:
+            return None if self.cache is None else SimpleNamespace(serialize=lambda: self.cache + b" and new")
+
+    config = Config()
+    assert backends.timing_cache(config) is None
+    backends.set_timing_cache(config, b"old")
+    assert backends.timing_cache(config) == b"old and new"
+
+
 # --- the log ----------------------------------------------------------------------------------------------------------
 
 

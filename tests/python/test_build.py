@@ -158,6 +158,25 @@ def test_weights_in_a_file_of_their_own_are_found(rtx: Backend, tmp_path: Path) 
     assert weights[0].tobytes() in output.read_bytes()
 
 
+def test_the_plugin_can_be_put_into_the_engine(rtx: Backend, tmp_path: Path, flash_trt: Command) -> None:
+    model, engine = fused(tmp_path / "m.onnx"), tmp_path / "m.engine"
+    assert flash_trt("build", model, "-o", engine, "--target", "sm80", "--embed-plugin") == EXIT_OK
+    sidecar = json.loads(sidecar_path(engine).read_text())
+    library = Path(sidecar["plugin"]["file"])
+    assert library.read_bytes() in engine.read_bytes()
+    assert sidecar["embedded_plugin"] is True
+    assert f"--setPluginsToSerialize={library}" in sidecar["trtexec"]
+
+
+def test_rtx_keeps_no_timing_cache_and_says_so(
+    rtx: Backend, tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, cache = fused(tmp_path / "m.onnx"), tmp_path / "cache"
+    assert flash_trt("build", model, "--target", "sm80", "--timing-cache", cache) == EXIT_OK
+    assert "--timing-cache is left out" in capsys.readouterr().err
+    assert not cache.exists()
+
+
 # --- a plugin that is not used never passes ---------------------------------------------------------------------------
 
 
