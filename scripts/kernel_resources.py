@@ -71,14 +71,15 @@ def read_usage(text: str) -> list[Resources]:
             architecture = match[1]
         if match := FUNCTION.search(line):
             kernel = KERNEL.search(match[1])
-            variant = _variant(kernel) if kernel else None
+            variant = variant_of(kernel) if kernel else None
         if (match := USAGE.search(line)) and variant:
             found.append(Resources(variant, architecture, *(int(n) for n in match.groups())))
             variant = None
     return found
 
 
-def _variant(kernel: re.Match[str]) -> Variant:
+def variant_of(kernel: re.Match[str]) -> Variant:
+    """The variant that a match of KERNEL names."""
     element, *sizes, features = kernel.groups()
     head_dim, tile_q, tile_kv, warps = (int(n) for n in sizes)
     return (ELEMENTS[element], head_dim, tile_q, tile_kv, warps, ("Plain", "General")[int(features)])
@@ -116,10 +117,10 @@ def table(found: list[Resources]) -> str:
     return "\n".join(lines)
 
 
-def find_cuobjdump() -> str | None:
-    """cuobjdump of the machine, else of NVIDIA's wheel in this environment."""
+def find_tool(tool: str) -> str | None:
+    """cuobjdump or nvdisasm of the machine, else of NVIDIA's wheel in this environment."""
     wheel = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin"
-    return shutil.which("cuobjdump") or shutil.which("cuobjdump", path=str(wheel))
+    return shutil.which(tool) or shutil.which(tool, path=str(wheel))
 
 
 def main() -> int:
@@ -127,7 +128,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library", type=Path, help="anything that holds the fatbin: the plugin or the kernels' archive")
     library = parser.parse_args().library
-    cuobjdump = find_cuobjdump()
+    cuobjdump = find_tool("cuobjdump")
     if cuobjdump is None:
         print("cuobjdump is not here; pip install nvidia-cuda-cuobjdump", file=sys.stderr)
         return 5

@@ -31,6 +31,8 @@ from flash_trt.shapes import plan_profile
 
 BATCH, HEADS, HEAD_DIM = 1, 8, 64
 SCALE = HEAD_DIM**-0.5
+CAP = 30.0
+SINKS = np.linspace(-1, 1, HEADS)
 LENGTHS = (1024, 4096, 16384)
 TARGET = "sm89"
 OPSET = 18
@@ -125,7 +127,40 @@ def with_lse(dtype: int) -> Graph:
     return nodes + lse + weighted_values("scores", dtype), constants
 
 
-def flash(**attributes: int) -> Graph:
+def softcapped(dtype: int) -> Graph:
+    """Attention whose scores are capped: CAP * tanh(score / CAP)."""
+    nodes, constants = scores(dtype)
+    cap = [
+        helper.make_node("Div", ["scores", "cap"], ["shrunk"]),
+        helper.make_node("Tanh", ["shrunk"], ["bent"]),
+        helper.make_node("Mul", ["bent", "cap"], ["capped"]),
+    ]
+    return nodes + cap + weighted_values("capped", dtype), [*constants, constant("cap", CAP, dtype)]
+
+
+def with_sinks(dtype: int) -> Graph:
+    """Attention with one more score a head that takes its share of the softmax and has no value."""
+    nodes, constants = scores(dtype)
+    sink = [
+        helper.make_node("Shape", ["query"], ["rows"], start=0, end=3),
+        helper.make_node("Concat", ["rows", "one_column"], ["column"], axis=0),
+        helper.make_node("Expand", ["sink", "column"], ["sink_column"]),
+        helper.make_node("Concat", ["scores", "sink_column"], ["with_sink"], axis=-1),
+        helper.make_node("Softmax", ["with_sink"], ["all_probs"], axis=-1),
+        helper.make_node("Slice", ["all_probs", "first", "before_last", "keys_axis"], ["probs"]),
+        helper.make_node("MatMul", ["probs", "value"], ["output"]),
+    ]
+    constants += [
+        constant("sink", SINKS[:, None, None], dtype),
+        constant("one_column", [1], TensorProto.INT64),
+        constant("first", [0], TensorProto.INT64),
+        constant("before_last", [-1], TensorProto.INT64),
+        constant("keys_axis", [3], TensorProto.INT64),
+    ]
+    return nodes + sink, constants
+
+
+def flash(**attributes: float) -> Graph:
     """One FlashAttention node."""
     values = Attributes(q_num_heads=HEADS, kv_num_heads=HEADS, scale=SCALE, layout=LAYOUT_BHSD, **attributes)
     node = helper.make_node(
@@ -134,17 +169,19 @@ def flash(**attributes: int) -> Graph:
     return [node], []
 
 
-def flash_with_lse(dtype: int) -> Graph:
-    """One FlashAttentionEx node, whose side inputs are all neutral."""
+def flash_extended(dtype: int, sinks: np.ndarray | None = None) -> Graph:
+    """One FlashAttentionEx node, whose side inputs are neutral but for ``sinks`` [8]."""
     operator = OPERATORS["FlashAttentionEx"]
-    values = Attributes(q_num_heads=HEADS, kv_num_heads=HEADS, scale=SCALE, layout=LAYOUT_BHSD)
+    values = Attributes(
+        q_num_heads=HEADS, kv_num_heads=HEADS, scale=SCALE, layout=LAYOUT_BHSD, has_sinks=int(sinks is not None)
+    )
     node = helper.make_node(
         operator.name, operator.inputs, operator.outputs, name="attention", domain=DOMAIN, **values.as_dict()
     )
     sides = [
         constant("bias", np.zeros((1, 1, 1, 1)), dtype),
         constant("kv_lengths", [np.iinfo(np.int32).max], TensorProto.INT32),
-        constant("sinks", [-np.inf], TensorProto.FLOAT),
+        constant("sinks", [-np.inf] if sinks is None else sinks, TensorProto.FLOAT),
     ]
     return [node], sides
 
@@ -158,7 +195,9 @@ HALF, FULL = TensorProto.FLOAT16, TensorProto.FLOAT
 ROWS = (
     Row("causal, fp16", HALF, causal(HALF), flash(causal=1)),
     Row("causal, fp32", FULL, causal(FULL), flash(causal=1)),
-    Row("log-sum-exp as an output, fp16", HALF, with_lse(HALF), flash_with_lse(HALF), lse=True),
+    Row("log-sum-exp as an output, fp16", HALF, with_lse(HALF), flash_extended(HALF), lse=True),
+    Row("softcap, fp16", HALF, softcapped(HALF), flash(softcap=CAP)),
+    Row("sinks, fp16", HALF, with_sinks(HALF), flash_extended(HALF, SINKS)),
     Row("QKᵀ and softmax in fp32, the rest in fp16", HALF, upcast_scores(HALF), flash()),
 )
 

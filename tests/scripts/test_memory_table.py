@@ -14,7 +14,7 @@ import pytest
 from contract.reference import attention
 from onnx.reference import ReferenceEvaluator
 
-ROWS = 4
+ROWS = 6
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +51,18 @@ def test_both_graphs_of_a_row_stand_for_the_same_attention(memory_table: ModuleT
     inputs = {name: rng.standard_normal(shape).astype(dtype) for name in ("query", "key", "value")}
     outputs = ReferenceEvaluator(memory_table.model_of(row, row.unfused, length)).run(None, inputs)
 
-    (node,) = memory_table.model_of(row, row.fused, length).graph.node
+    graph = memory_table.model_of(row, row.fused, length).graph
+    (node,) = graph.node
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     wide = [array.astype(np.float64) for array in inputs.values()]
-    output, lse = attention(*wide, scale=attributes["scale"], causal=attributes["causal"])
+    output, lse = attention(
+        *wide,
+        scale=attributes["scale"],
+        causal=attributes["causal"],
+        softcap=attributes["softcap"],
+        sinks=constants["sinks"].astype(np.float64) if attributes["has_sinks"] else None,
+    )
     rounding = 4 * float(np.finfo(dtype).eps)
     np.testing.assert_allclose(outputs[0].astype(np.float64), output, atol=rounding * np.abs(output).max())
     if row.lse:

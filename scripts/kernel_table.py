@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the compiled kernels' machine code: writes docs/kernels.md and holds the gates that need no GPU.
+
+    python scripts/kernel_table.py build/native/lib/libflash_attention_plugin.so [--write docs/kernels.md]
+
+A hot loop is the shortest innermost loop that holds a kernel's multiplications: in Plain kernels the loop over the key
+tiles that no mask touches, in the others the only one. Its tensor-bound ratio is what the tensor cores of an A100 need
+for it (8 clocks for one HMMA.16816 on each quarter of a multiprocessor) over what everything else of that quarter
+needs: one clock an instruction issued, or 8 a MUFU. Above 1 the tensor cores set the pace, and what is above 1 is the
+room for the stalls that no count shows.
+
+Ends with 0: all gates hold; 1: one does not; 5: cuobjdump or nvdisasm is not here (``pip install nvidia-cuda-cuobjdump
+nvidia-cuda-nvdisasm``, or the CUDA toolkit).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from kernel_resources import (
+    KERNEL,
+    VARIANTS,
+    Resources,
+    Variant,
+    find_faults,
+    find_tool,
+    name,
+    read_usage,
+    read_variants,
+    variant_of,
+)
+
+HMMA_CLOCKS = 8
+MUFU_CLOCKS = 8
+LIBRARY_LIMIT_BYTES = 25 << 20
+MODELLED = "sm_80"
+"""Whose clocks the ratio is in; the gates are held there."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Multiprocessor:
+    """What bounds the blocks that run on one at a time (CUDA C++ Programming Guide, technical specifications)."""
+
+    shared_bytes: int
+    block_shared_bytes: int
+    threads: int
+    blocks: int
+
+
+MULTIPROCESSORS = {
+    "sm_80": Multiprocessor(164 << 10, 163 << 10, 2048, 32),
+    "sm_86": Multiprocessor(100 << 10, 99 << 10, 1536, 16),
+    "sm_89": Multiprocessor(100 << 10, 99 << 10, 1536, 24),
+    "sm_90": Multiprocessor(228 << 10, 227 << 10, 2048, 32),
+    "sm_120": Multiprocessor(100 << 10, 99 << 10, 1536, 32),
+}
+RESERVED_SHARED_BYTES = 1 << 10
+"""That the system takes of every block."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Budget:
+    """The most that a hot loop may hold on sm_80, and the least of its ratio."""
+
+    total: int
+    hmma: int = 0
+    ldsm: int = 0
+    mufu: int = 0
+    ratio: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HotLoop:
+    """Instructions of one kernel's hot loop, a warp and an iteration."""
+
+    variant: Variant
+    architecture: str
+    counts: Counter[str]
+
+    @property
+    def total(self) -> int:
+        """All of them: issue slots."""
+        return self.counts.total()
+
+    @property
+    def ratio(self) -> float:
+        """Clocks of the tensor cores over those of the busiest other unit; 0 where none are used."""
+        return HMMA_CLOCKS * self.counts["HMMA"] / max(self.total, MUFU_CLOCKS * self.counts["MUFU"])
+
+
+# fmt: off
+BUDGETS = {
+    ("16-bit", 32, "Plain"): Budget(total=540, hmma=64, ldsm=20, mufu=68),
+    ("16-bit", 64, "Plain"): Budget(total=682, hmma=128, ldsm=40, mufu=68, ratio=1.5),
+    ("16-bit", 128, "Plain"): Budget(total=538, hmma=128, ldsm=72, mufu=34, ratio=1.9),
+    ("16-bit", 256, "Plain"): Budget(total=570, hmma=128, ldsm=80, mufu=18),
+    ("16-bit", 32, "General"): Budget(total=2800, hmma=32, ldsm=18, mufu=130),
+    ("16-bit", 64, "General"): Budget(total=2950, hmma=64, ldsm=36, mufu=130),
+    ("16-bit", 128, "General"): Budget(total=3150, hmma=128, ldsm=72, mufu=130),
+    ("16-bit", 256, "General"): Budget(total=2050, hmma=128, ldsm=80, mufu=66),
+    ("fp32", 32, "General"): Budget(total=3000),
+    ("fp32", 64, "General"): Budget(total=3000),
+    ("fp32", 128, "General"): Budget(total=3000),
+    ("fp32", 256, "General"): Budget(total=3000),
+}
+# fmt: on
+
+
+def budget_of(variant: Variant) -> Budget | None:
+    """The budget for this line of variants.inc; None: it has none yet."""
+    return BUDGETS.get(("fp32" if variant[0] == "Float" else "16-bit", variant[1], variant[5]))
+
+
+SECTION = re.compile(r"^\s*\.section\s+\.text\.(\w+),")
+LABEL = re.compile(r"^(\.L_\w+):")
+INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)([^;]*)")
+TARGET = re.compile(r"`\((\.L_\w+)\)")
+
+
+@dataclasses.dataclass(slots=True)
+class Listing:
+    """One function as nvdisasm prints it: (opcode, label it jumps to) in order, and where the labels are."""
+
+    function: str
+    instructions: list[tuple[str, str | None]] = dataclasses.field(default_factory=list)
+    labels: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+def read_listings(text: str) -> Iterator[Listing]:
+    """The functions of one cubin."""
+    listing = Listing("")
+    for line in text.splitlines():
+        if match := SECTION.match(line):
+            if listing.function:
+                yield listing
+            listing = Listing(match[1])
+        elif match := LABEL.match(line):
+            listing.labels[match[1]] = len(listing.instructions)
+        elif match := INSTRUCTION.match(line):
+            target = TARGET.search(match[2])
+            listing.instructions.append((match[1], target[1] if target else None))
+    if listing.function:
+        yield listing
+
+
+def hot_loop(listing: Listing, opcode: str) -> Counter[str] | None:
+    """Instructions by opcode of the shortest innermost loop that holds ``opcode``; None: no loop does."""
+    code = listing.instructions
+    loops = []
+    for end, (_, target) in enumerate(code):
+        start = listing.labels.get(target or "", end + 1)
+        if start <= end and any(op == opcode for op, _ in code[start : end + 1]):
+            loops.append((start, end))
+    innermost = [a for a in loops if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
+    if not innermost:
+        return None
+    start, end = min(innermost, key=lambda loop: loop[1] - loop[0])
+    return Counter(op for op, _ in code[start : end + 1])
+
+
+def read_hot_loops(library: Path, architectures: list[str]) -> list[HotLoop]:
+    """The hot loop of each of our kernels in the library's fatbin, on each of these architectures."""
+    found = []
+    cuobjdump, nvdisasm = find_tool("cuobjdump"), find_tool("nvdisasm")
+    with tempfile.TemporaryDirectory() as folder:
+        for architecture in architectures:
+            subprocess.run(
+                [cuobjdump, "-xelf", f"{architecture}.cubin", str(library.resolve())],
+                cwd=folder, check=True, capture_output=True,
+            )  # fmt: skip
+            for cubin in sorted(Path(folder).glob(f"*.{architecture}.cubin")):
+                text = subprocess.run([nvdisasm, "-c", str(cubin)], check=True, capture_output=True, text=True).stdout
+                for listing in read_listings(text):
+                    if kernel := KERNEL.search(listing.function):
+                        variant = variant_of(kernel)
+                        counts = hot_loop(listing, "FFMA" if variant[0] == "Float" else "HMMA")
+                        if counts:
+                            found.append(HotLoop(variant, architecture, counts))
+    return found
+
+
+def shared_bytes(variant: Variant) -> int:
+    """Dynamic shared memory of a block: the tiles of Q, K and V."""
+    element, head_dim, tile_q, tile_kv, _, _ = variant
+    return (tile_q + 2 * tile_kv) * head_dim * (4 if element == "Float" else 2)
+
+
+def blocks_at_a_time(resources: Resources) -> int:
+    """Thread blocks that one multiprocessor runs at a time."""
+    unit = MULTIPROCESSORS[resources.architecture]
+    threads = resources.variant[4] * 32
+    by_shared = unit.shared_bytes // (shared_bytes(resources.variant) + RESERVED_SHARED_BYTES)
+    return min(resources.blocks, by_shared, unit.threads // threads, unit.blocks)
+
+
+def gate_faults(loops: list[HotLoop], resources: list[Resources], library_bytes: int) -> list[str]:
+    """One sentence for every gate that does not hold."""
+    faults = []
+    if library_bytes > LIBRARY_LIMIT_BYTES:
+        faults.append(f"the library has {library_bytes} bytes; the limit is {LIBRARY_LIMIT_BYTES}")
+    for r in resources:
+        if shared_bytes(r.variant) > MULTIPROCESSORS[r.architecture].block_shared_bytes:
+            faults.append(f"{name(r.variant)} takes more shared memory than a block may have on {r.architecture}")
+    there = {loop.variant for loop in loops if loop.architecture == MODELLED}
+    faults += [f"{name(r.variant)} has no hot loop" for r in resources
+               if r.architecture == MODELLED and r.variant not in there]  # fmt: skip
+    for loop in loops:
+        if loop.architecture == MODELLED:
+            faults += loop_faults(loop)
+    return faults
+
+
+def loop_faults(loop: HotLoop) -> list[str]:
+    """Where a hot loop goes over its budget."""
+    budget = budget_of(loop.variant)
+    if budget is None:
+        return [f"{name(loop.variant)} has no budget; add one to BUDGETS"]
+    seen = {"instructions": (loop.total, budget.total)}
+    if loop.variant[0] != "Float":
+        seen |= {op: (loop.counts[op.upper()], getattr(budget, op)) for op in ("hmma", "ldsm", "mufu")}
+    faults = [f"{name(loop.variant)}: {count} {what} in the hot loop; the budget is {limit}"
+              for what, (count, limit) in seen.items() if count > limit]  # fmt: skip
+    if loop.ratio < budget.ratio:
+        faults.append(f"{name(loop.variant)}: tensor-bound ratio {loop.ratio:.2f}; the gate is {budget.ratio}")
+    return faults
+
+
+HEAD = """# The compiled kernels
+
+Made by `scripts/kernel_table.py --write docs/kernels.md` from the machine code in the library; do not edit. A test
+holds the gates: no register is spilled on any architecture, every hot loop stays within its budget, every block within
+its shared memory, the library under 25 MB. No number here is a measured speed.
+
+## Hot loops on sm_80
+
+Instructions a warp and a tile of keys, in the loop that runs most: in Plain kernels the tiles without a mask (all but
+one or two a row of tiles, causal or not), in the others all tiles. *Ratio*: clocks of the tensor cores over those of
+the busiest other unit; above 1 the tensor cores set the pace. The gates are 1.9 for head dim 128 and 1.5 for 64.
+
+| kernel | queries x keys | warps | shared | instructions | HMMA | LDSM | MUFU | FFMA | ratio |
+|---|---|---|---|---|---|---|---|---|---|
+"""
+TARGETS_HEAD = """
+## Registers and occupancy
+
+Registers a thread / blocks that a multiprocessor runs at a time, by registers, shared memory and threads.
+
+"""
+
+
+def page(loops: list[HotLoop], resources: list[Resources], variants: list[Variant]) -> str:
+    """docs/kernels.md."""
+    by_variant = {loop.variant: loop for loop in loops if loop.architecture == MODELLED}
+    text = HEAD
+    for v in variants:
+        loop = by_variant[v]
+        ratio = f"{loop.ratio:.2f}" if v[0] != "Float" else "-"
+        counts = " | ".join(str(loop.counts[op]) for op in ("HMMA", "LDSM", "MUFU", "FFMA"))
+        text += (f"| {name(v)} | {v[2]} x {v[3]} | {v[4]} | {shared_bytes(v) >> 10} KB | {loop.total} | {counts} |"
+                 f" {ratio} |\n")  # fmt: skip
+    architectures = [a for a in MULTIPROCESSORS if any(r.architecture == a for r in resources)]
+    by_place = {(r.variant, r.architecture): r for r in resources}
+    text += (
+        TARGETS_HEAD + "| kernel | " + " | ".join(architectures) + " |\n" + "|---" * (len(architectures) + 1) + "|\n"
+    )
+    for v in variants:
+        cells = [by_place[v, a] for a in architectures]
+        text += f"| {name(v)} | " + " | ".join(f"{r.registers} / {blocks_at_a_time(r)}" for r in cells) + " |\n"
+    return text
+
+
+def main() -> int:
+    """Prints or writes the page and prints the faults; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("library", type=Path, help="anything that holds the fatbin: the plugin or the kernels' archive")
+    parser.add_argument("--write", type=Path, help="write the page here instead of printing it")
+    arguments = parser.parse_args()
+    for tool in ("cuobjdump", "nvdisasm"):
+        if find_tool(tool) is None:
+            print(f"{tool} is not here; pip install nvidia-cuda-{tool}", file=sys.stderr)
+            return 5
+    library, variants = arguments.library, read_variants(VARIANTS.read_text())
+    usage = subprocess.run(
+        [find_tool("cuobjdump"), "-res-usage", str(library)], capture_output=True, text=True, check=True
+    )
+    resources = read_usage(usage.stdout)
+    loops = read_hot_loops(library, [MODELLED])
+    faults = find_faults(resources, variants)
+    faults = faults or gate_faults(loops, resources, library.stat().st_size)
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    if not faults:
+        text = page(loops, resources, variants)
+        if arguments.write:
+            arguments.write.write_text(text)
+        else:
+            print(text, end="")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
