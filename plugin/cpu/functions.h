@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// exp and tanh of vectors, to about one unit in the last place.
+// exp and tanh of vectors, to a few units in the last place.
 #pragma once
 #include "simd.h"
 
 namespace flash_export::cpu {
 namespace {
 
-// e^x for x <= 88; 1 for 0, exactly 0 from -88.03 down (so for -inf too), NaN for NaN.
+// e^x for x <= 88, to 3 units in the last place above -8 (8 without fused products), where a softmax's weight
+// is; 1 for 0, exactly 0 from -88.03 down (so for -inf too), NaN for NaN.
 FLASH_INLINE Floats expOf(Floats x) {
   constexpr float kLog2E = 1.44269504f;
   // Adding it leaves round(x) + 127 in the low bits: the exponent field of 2^round(x).

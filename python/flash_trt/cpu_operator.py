@@ -14,12 +14,10 @@ from typing import Any
 import onnxruntime
 
 from flash_export.errors import MissingHere, UsageError
-from flash_export.op import FLOAT_ATTRIBUTES, INT_ATTRIBUTES, STRING_ATTRIBUTES
 from flash_trt import native, onnx_file
 
 LIBRARY = "libflash_attention_cpu.so"
 VARIABLE = "FLASH_TRT_CPU_OPERATOR"
-_ATTRIBUTES = {*INT_ATTRIBUTES, *FLOAT_ATTRIBUTES, *STRING_ATTRIBUTES}
 
 
 def cpu_operator_path() -> str:
@@ -51,12 +49,12 @@ def session(path: str | Path, **options: Any) -> onnxruntime.InferenceSession:
         options: attributes of ``onnxruntime.SessionOptions`` by name, ``intra_op_num_threads=2`` for example.
 
     Raises:
-        UsageError: an option that ONNX Runtime does not have, a file that is no model, or an attribute on a
-            FlashAttention node that the operator does not have (ONNX Runtime itself passes over it).
-        UnsafeInput, UnsupportedModel: as ``onnx_file.read``.
+        UsageError: an option that ONNX Runtime does not have, or a model that ``onnx_file.read`` refuses: no such
+            file, a FlashAttention node with an attribute that the operator does not have.
+        UnsafeInput, UnsupportedModel: as ``onnx_file.read``; a newer version of the operator is among them.
         MissingHere: the library is not found or does not load.
     """
-    _require_known_attributes(onnx_file.read(Path(path)))
+    onnx_file.read(Path(path))  # ONNX Runtime passes over unknown attributes and newer versions
     settings = onnxruntime.SessionOptions()
     for name, value in options.items():
         if not hasattr(settings, name):
@@ -84,15 +82,3 @@ def _register(settings: onnxruntime.SessionOptions) -> None:
             need=f"ONNX Runtime 1.17 or newer on this kind of processor; here it is {onnxruntime.__version__}",
             do="install a newer onnxruntime, or install flash-export again",
         ) from error
-
-
-def _require_known_attributes(model: onnx_file.OnnxFile) -> None:
-    for node in model.flash_nodes:
-        if unknown := sorted(set(node.attributes) - _ATTRIBUTES):
-            raise UsageError(
-                f"{node.operator} has no such attribute",
-                where=f'node "{node.name}"',
-                got=", ".join(unknown),
-                need=", ".join(sorted(_ATTRIBUTES)),
-                do="use the flash-export that wrote the model, or correct the node",
-            )

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU's kernels compute every row of the contract, on every instruction set, and leave no fault to a sanitizer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from contract import tensors
+from contract.cases import CASES
+
+from plugin.cpu import cpu_library
+from plugin.cpu.cpu_library import KERNELS, WAYS, CpuLibrary
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_kernels_compute_the_contract(native_build: Path, kernels: str, way: str) -> None:
+    library = CpuLibrary(native_build / "lib" / "libcpu_door.so")
+    if reason := library.why_not(kernels):
+        pytest.skip(reason)
+    wrong = {}
+    for case in CASES:
+        for threads in (1, 3):
+            output, lse = library.run(case, tensors.make(case), kernels, way, threads)
+            if reasons := cpu_library.why_wrong(case, output, lse):
+                wrong[case.name] = reasons
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_number_of_threads_changes_no_bit(native_build: Path, kernels: str) -> None:
+    library = CpuLibrary(native_build / "lib" / "libcpu_door.so")
+    if reason := library.why_not(kernels):
+        pytest.skip(reason)
+    for case in CASES:
+        once, again = (library.run(case, tensors.make(case), kernels, "chosen", n)[0] for n in (1, 4))
+        assert once.tobytes() == again.tobytes(), case.name
+
+
+def sanitized(native_build: Path, sanitizer: str, what: str) -> subprocess.CompletedProcess[str]:
+    """Runs the kernels' sanitized build in a process that has the sanitizer's library from the start."""
+    runtime = {"address": "libasan.so", "thread": "libtsan.so"}[sanitizer]
+    preload = subprocess.run(
+        [os.environ.get("CXX", "g++"), f"-print-file-name={runtime}"], capture_output=True, text=True, check=True
+    )
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": preload.stdout.strip(),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python itself frees nothing at its end
+        "TSAN_OPTIONS": "exitcode=66 ignore_noninstrumented_modules=1",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    library = native_build / "lib" / f"libcpu_door_{sanitizer}.so"
+    command = [sys.executable, str(Path(cpu_library.__file__)), str(library), what]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=500)
+
+
+def test_the_address_and_undefined_behaviour_sanitizers_find_nothing(native_build: Path) -> None:
+    done = sanitized(native_build, "address", "table")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_thread_sanitizer_finds_nothing_in_eight_threads_at_once(native_build: Path) -> None:
+    done = sanitized(native_build, "thread", "threads")
+    assert done.returncode == 0, done.stdout + done.stderr
