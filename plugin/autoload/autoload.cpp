@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Loads the plugin library that lies beside this one into every TensorRT of the process, the moment this one
+// is opened: for hosts that can only open a library (dlopen, LD_PRELOAD) and never ask a registry to load
+// one.
+#include <NvInferRuntime.h>
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "op.h"
+
+namespace {
+
+constexpr char const* kPlugin = "libflash_attention_plugin.so";
+constexpr char const* kPluginVariable = "FLASH_TRT_PLUGIN";
+
+// By SONAME, so that the one that is loaded is found, wherever it came from.
+constexpr char const* kHosts[] = {"libnvinfer.so.11", "libnvinfer.so.10", "libtensorrt_rtx.so.1",
+                                  "libnvinfer_lean.so.11", "libnvinfer_lean.so.10"};
+constexpr int kHostCount = sizeof(kHosts) / sizeof(kHosts[0]);
+
+void say(std::string const& what, std::string const& where, std::string const& got, std::string const& need,
+         std::string const& todo) {
+  std::fprintf(stderr, "flash_export autoload: %s\n  where %s\n  got   %s\n  need  %s\n  do    %s\n",
+               what.c_str(), where.c_str(), got.c_str(), need.c_str(), todo.c_str());
+}
+
+// --- a TensorRT in this process
+// ------------------------------------------------------------------------------------
+
+// Where IPluginRegistry::loadLibrary stands in the registry's virtual table, or -1 for a version that is not
+// known. TensorRT 11 dropped the methods that 10 had before it, and TensorRT for RTX 1.7 has the same table
+// as 11.
+int loadLibrarySlot(int32_t version) {
+  bool const is10 = version >= 100700 && version < 110000;
+  bool const is11 = version >= 110000 && version < 120000;
+  bool const isRtx = version >= 10700 && version < 20000;
+  return is10 ? 10 : is11 || isRtx ? 6 : -1;
+}
+
+struct Host {
+  std::string name;
+  int32_t version;
+  void* registry;
+};
+
+// The TensorRT behind a dlopen handle; its registry is null when it is none.
+Host hostIn(void* library, std::string const& name) {
+  using Version = int32_t (*)() noexcept;
+  using Registry = void* (*)() noexcept;
+  auto const version = reinterpret_cast<Version>(dlsym(library, "getInferLibVersion"));
+  auto const registry = reinterpret_cast<Registry>(dlsym(library, "getPluginRegistry"));
+  if (version == nullptr || registry == nullptr) {
+    return {name, 0, nullptr};
+  }
+  return {name, version(), registry()};
+}
+
+template <class Result, class... Arguments>
+Result callSlot(void* object, int slot, Arguments... arguments) {
+  using Method = Result (*)(void*, Arguments...) noexcept;
+  return reinterpret_cast<Method>((*static_cast<void***>(object))[slot])(object, arguments...);
+}
+
+// getAllCreators() stands three after loadLibrary() in every known table.
+bool hasOurs(void* registry, int load_slot) {
+  int32_t count = 0;
+  auto* const creators = callSlot<nvinfer1::IPluginCreatorInterface* const*>(registry, load_slot + 3,
+                                                                             static_cast<int32_t*>(&count));
+  for (int32_t i = 0; creators != nullptr && i < count; ++i) {
+    if (std::strcmp(creators[i]->getInterfaceInfo().kind, "PLUGIN CREATOR_V3ONE") == 0) {
+      auto const* const creator = static_cast<nvinfer1::IPluginCreatorV3One const*>(creators[i]);
+      if (std::strcmp(creator->getPluginNamespace(), flash_export::kNamespace) == 0) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+void loadInto(Host const& host, std::string const& plugin) {
+  int const slot = loadLibrarySlot(host.version);
+  std::string const where = host.name + ", version " + std::to_string(host.version);
+  if (slot < 0) {
+    say("this TensorRT is not supported", where, "a version whose plugin registry is not known",
+        "TensorRT 10.7 to 11, or TensorRT for RTX 1.7 or a later 1.x", "install one of these");
+    return;
+  }
+  if (hasOurs(host.registry, slot)) {
+    return;
+  }
+  callSlot<void*>(host.registry, slot, plugin.c_str());
+  if (!hasOurs(host.registry, slot)) {
+    say("the plugin library does not load into TensorRT", where, "no " + plugin + " in its registry",
+        std::string{kPlugin} + " of this flash-export beside this library",
+        "see TensorRT's own message above, or set " + std::string{kPluginVariable} +
+            " to the library's path");
+  }
+}
+
+// --- finding both
+// --------------------------------------------------------------------------------------------------
+
+std::string pluginPath() {
+  if (char const* const chosen = std::getenv(kPluginVariable); chosen != nullptr && *chosen != '\0') {
+    return chosen;
+  }
+  Dl_info info{};
+  dladdr(reinterpret_cast<void const*>(&pluginPath), &info);
+  std::string const self = info.dli_fname == nullptr ? "" : info.dli_fname;
+  return self.substr(0, self.rfind('/') + 1) + kPlugin;
+}
+
+// Loads the plugin into each TensorRT that dlopen finds with `flags`; returns how many it found.
+int loadIntoAll(int flags, std::string const& plugin) {
+  int found = 0;
+  for (char const* name : kHosts) {
+    if (void* const library = dlopen(name, flags)) {
+      Host const host = hostIn(library, name);
+      if (host.registry != nullptr) {
+        loadInto(host, plugin);
+        ++found;
+      }
+    }
+  }
+  return found;
+}
+
+__attribute__((constructor)) void autoload() {
+  std::string const plugin = pluginPath();
+  if (loadIntoAll(RTLD_LAZY | RTLD_NOLOAD, plugin) > 0) {
+    return;
+  }
+  // A TensorRT of another file name, or linked into the program.
+  Host const host = hostIn(RTLD_DEFAULT, "the program");
+  if (host.registry != nullptr) {
+    loadInto(host, plugin);
+    return;
+  }
+  // LD_PRELOAD comes before the program has opened TensorRT: open it here, as a library linked with it would.
+  if (loadIntoAll(RTLD_LAZY | RTLD_GLOBAL, plugin) == 0) {
+    say("there is no TensorRT in this process", plugin,
+        "none of " + std::to_string(kHostCount) + " libraries, " + kHosts[0] + " to " +
+            kHosts[kHostCount - 1],
+        "TensorRT 10.7 to 11, or TensorRT for RTX 1.7", "open TensorRT first, or put it on the library path");
+  }
+}
+
+}  // namespace

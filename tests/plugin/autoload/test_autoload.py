@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opening the autoload library is enough in every TensorRT, and each wrong combination ends in a message, not a crash.
+
+The registries are NVIDIA's own: TensorRT for RTX as installed, TensorRT 10 and 11 from the lean runtimes on PyPI.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+OURS = 3
+
+pytestmark = pytest.mark.xdist_group("autoload")
+
+
+@pytest.fixture(scope="session")
+def autoload(native_build: Path) -> Path:
+    return native_build / "lib" / "libflash_attention_autoload.so"
+
+
+@pytest.fixture(scope="session")
+def plugin(native_build: Path) -> Path:
+    return native_build / "lib" / "libflash_attention_plugin.so"
+
+
+@pytest.fixture(scope="session", params=["rtx", "10", "11"])
+def tensorrt(request: pytest.FixtureRequest, repo_root: Path) -> Path:
+    """The library that holds the registry of one TensorRT."""
+    if request.param == "rtx":
+        spec = importlib.util.find_spec("tensorrt_rtx_libs")
+        if spec is None or not spec.submodule_search_locations:
+            pytest.skip("TensorRT for RTX is not installed: pip install 'flash-export[rtx]'")
+        return Path(next(iter(spec.submodule_search_locations))) / "libtensorrt_rtx.so.1"
+    return _lean(repo_root, request.param)
+
+
+def _lean(repo_root: Path, major: str) -> Path:
+    folder = repo_root / "build" / "tensorrt_lean" / major
+    library = folder / f"libnvinfer_lean.so.{major}"
+    if not library.exists():
+        fetch = [sys.executable, str(repo_root / "scripts" / "fetch_wheels.py")]
+        fetch += [str(HERE / f"tensorrt_lean_{major}.txt"), "--below", "tensorrt_lean_libs", "--into", str(folder)]
+        fetched = subprocess.run(fetch, capture_output=True, text=True, timeout=300, check=False)
+        if fetched.returncode != 0:
+            pytest.skip(f"the lean runtime of TensorRT {major} cannot be fetched: {fetched.stderr.strip()[-300:]}")
+    return library
+
+
+def _host(*arguments: object, **environment: str) -> tuple[dict, str]:
+    """What the child process saw, and what it said on stderr."""
+    command = [sys.executable, str(HERE / "host_child.py"), *map(str, arguments)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def test_opening_it_brings_the_three_operators_without_a_word(tensorrt: Path, autoload: Path) -> None:
+    seen, said = _host(tensorrt, "--", f"open={autoload}")
+    assert seen["added"] == OURS
+    assert said == ""
+
+
+@pytest.mark.parametrize("order", ["autoload first", "plugin first", "twice"])
+def test_together_with_load_library_the_operators_come_once(
+    tensorrt: Path, autoload: Path, plugin: Path, order: str
+) -> None:
+    actions = {
+        "autoload first": [f"open={autoload}", f"load={plugin}"],
+        "plugin first": [f"load={plugin}", f"open={autoload}"],
+        "twice": [f"open={autoload}", f"open={autoload}"],
+    }[order]
+    seen, said = _host(tensorrt, "--", *actions)
+    assert seen["added"] == OURS
+    assert "autoload" not in said.replace(str(autoload), "")
+
+
+def test_the_registry_that_is_asked_to_load_it_neither_hangs_nor_crashes(tensorrt: Path, autoload: Path) -> None:
+    seen, _ = _host(tensorrt, "--", f"load={autoload}")
+    assert seen["given"] == [False]
+    assert seen["added"] == OURS
+
+
+def test_the_plugin_itself_does_nothing_when_it_is_only_opened(tensorrt: Path, plugin: Path) -> None:
+    seen, said = _host(tensorrt, "--", f"open={plugin}")
+    assert seen["added"] == 0
+    assert said == ""
+
+
+def test_preloaded_it_opens_the_tensorrt_on_the_library_path(autoload: Path, repo_root: Path) -> None:
+    library = _lean(repo_root, "11")
+    plain, _ = _host(library, "--")
+    seen, said = _host(library, "--", LD_PRELOAD=str(autoload), LD_LIBRARY_PATH=str(library.parent))
+    assert seen["before"] == plain["before"] + OURS
+    assert said == ""
+
+
+# --- wrong combinations -----------------------------------------------------------------------------------------------
+
+
+def test_without_tensorrt_it_says_so(autoload: Path) -> None:
+    seen, said = _host("--", f"open={autoload}")
+    assert seen["given"] == [True]
+    assert "there is no TensorRT in this process" in said
+    assert "open TensorRT first" in said
+
+
+@pytest.mark.parametrize("version", [8601, 10500, 100600, 120000, 0, -1])
+def test_an_unknown_tensorrt_is_not_touched_and_its_version_told(
+    autoload: Path, native_build: Path, version: int
+) -> None:
+    fake = native_build / "tests" / "plugin" / "autoload" / "libnvinfer.so.11"
+    code = f"import ctypes; ctypes.CDLL({str(fake)!r}); ctypes.CDLL({str(autoload)!r}); print('alive')"
+    environment = {**os.environ, "FAKE_TENSORRT_VERSION": str(version)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout == "alive\n"
+    assert "this TensorRT is not supported" in done.stderr
+    assert f"libnvinfer.so.11, version {version}\n" in done.stderr
+
+
+def test_alone_without_the_plugin_beside_it_says_which_file_it_wants(
+    tensorrt: Path, autoload: Path, tmp_path: Path
+) -> None:
+    shutil.copy(autoload, tmp_path)
+    seen, said = _host(tensorrt, "--", f"open={tmp_path / autoload.name}")
+    assert seen["added"] == 0
+    assert f"no {tmp_path / 'libflash_attention_plugin.so'} in its registry" in said
+
+
+def test_the_environment_names_another_plugin(tensorrt: Path, autoload: Path, plugin: Path, tmp_path: Path) -> None:
+    shutil.copy(autoload, tmp_path)
+    seen, said = _host(tensorrt, "--", f"open={tmp_path / autoload.name}", FLASH_TRT_PLUGIN=str(plugin))
+    assert seen["added"] == OURS
+    assert said == ""
+
+
+@pytest.mark.parametrize("content", [b"", b"no library"])
+def test_a_broken_plugin_beside_it_is_told(tensorrt: Path, autoload: Path, tmp_path: Path, content: bytes) -> None:
+    shutil.copy(autoload, tmp_path)
+    (tmp_path / "libflash_attention_plugin.so").write_bytes(content)
+    seen, said = _host(tensorrt, "--", f"open={tmp_path / autoload.name}")
+    assert seen["added"] == 0
+    assert "the plugin library does not load into TensorRT" in said
