@@ -64,8 +64,8 @@ def export(loaded: Loaded, options: Options, folder: Path) -> Exported:
         UsageError: forward fails on the inputs described, or an opset outside 18 to 24.
         UnsupportedModel: PyTorch cannot export this model, in the user's terms.
     """
-    if loaded.source_kind == "onnx":
-        return Exported(loaded.path, None, {}, _onnx_dims(loaded.path), "onnx")
+    if loaded.source_kind in ("onnx", "onnx_model"):
+        return Exported(loaded.path, None, {}, _onnx_dims(loaded.path), loaded.source_kind)
     opset = OPSET if options.opset is None else options.opset
     if opset not in OPSETS:
         raise UsageError(

@@ -8,13 +8,15 @@ dynamic export. Here a padding mask stays ``[B, 1, 1, Skv]``, a causal one is ``
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from transformers import masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
-from transformers.modeling_utils import AttentionInterface
+from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 
 NAME = "export_sdpa"
 """Without "flash" in it: transformers would look for a kernel of that name."""
@@ -24,6 +26,34 @@ def register() -> None:
     """Makes ``attn_implementation=NAME`` known to transformers."""
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, mask)
+
+
+@contextlib.contextmanager
+def applied(module: PreTrainedModel) -> Iterator[None]:
+    """Inside, ``module`` calls our attention where it can and keeps no cache; afterwards it is as it was."""
+    configs = list({id(p.config): p.config for p in module.modules() if hasattr(p, "config")}.values())
+    before = [(config, config._attn_implementation, config.use_cache) for config in configs]
+    register()
+    if fits(type(module)):
+        module.set_attn_implementation(NAME)
+    keep_no_cache(module)
+    try:
+        yield
+    finally:
+        for config, implementation, use_cache in before:
+            config._attn_implementation, config.use_cache = implementation, use_cache
+
+
+def fits(cls: type[PreTrainedModel]) -> bool:
+    """Whether the class calls the attention that it is told to; others write their own out."""
+    return bool(cls._supports_sdpa or cls._supports_attention_backend)
+
+
+def keep_no_cache(module: torch.nn.Module) -> None:
+    """Turns the cache off, which is state between calls and no tensor to return."""
+    for part in module.modules():
+        if hasattr(part, "config"):
+            part.config.use_cache = False
 
 
 def attention(
@@ -37,29 +67,54 @@ def attention(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query ``[B, Hq, Sq, D]``, key and value ``[B, Hkv, Skv, D]`` -> ``[B, Sq, Hq, Dv]``; no probabilities.
-
-    Raises:
-        ValueError: soft capping or sinks, which SDPA does not have.
-    """
-    if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
-        raise ValueError("SDPA has neither soft capping nor attention sinks")
+    """query ``[B, Hq, Sq, D]``, key and value ``[B, Hkv, Skv, D]`` -> ``[B, Sq, Hq, Dv]``; no probabilities."""
     if kwargs.get("position_bias") is not None:
         stock: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
         )
         return stock
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
+    if softcap is not None or sinks is not None:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        written = _written_out(query * scale, key, value, attention_mask, causal, softcap, sinks)
+        return written.transpose(1, 2).contiguous(), None
     output = torch.nn.functional.scaled_dot_product_attention(
         query,
         key,
         value,
         attn_mask=attention_mask,
-        is_causal=bool(causal) and attention_mask is None,
+        is_causal=causal and attention_mask is None,
         scale=scaling,
         enable_gqa=getattr(module, "num_key_value_groups", 1) > 1,
     )
     return output.transpose(1, 2).contiguous(), None
+
+
+def _written_out(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    visible: torch.Tensor | None,
+    causal: bool,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention with a soft cap or sinks ``[Hq]``, which SDPA does not have; a row without a visible key gives 0."""
+    group = query.shape[1] // key.shape[1]
+    key, value = (t[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2) for t in (key, value))
+    scores = query @ key.transpose(-2, -1)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if visible is None and causal:
+        visible = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+    if visible is not None:
+        scores = torch.where(visible, scores, float("-inf"))
+    if sinks is None:
+        probs = torch.softmax(scores, -1)
+        return torch.where(torch.isnan(probs), 0.0, probs) @ value
+    column = sinks.reshape(1, -1, 1, 1).expand(query.shape[0], -1, query.shape[2], 1)
+    return torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1] @ value
 
 
 def mask(

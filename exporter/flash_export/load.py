@@ -19,7 +19,8 @@ from flash_export.options import Dim, Options
 if TYPE_CHECKING:
     import torch
 
-SourceKind = Literal["onnx", "exported_program", "state_dict", "pickled_module", "hugging_face"]
+SourceKind = Literal["onnx", "onnx_model", "exported_program", "module", "state_dict", "pickled_module", "hugging_face"]
+"""``module`` and ``onnx_model`` are those that were in memory; all others are files."""
 FileKind = Literal[
     "onnx", "exported_program", "torch_zip", "torchscript", "torch_package", "legacy_pickle", "safetensors"
 ]
@@ -63,14 +64,14 @@ def load(options: Options) -> Loaded:
     if kind == "onnx":
         from flash_export.load_onnx import verify
 
-        _refuse_flags(options, kind)
+        refuse_flags(options, kind)
         verify(path)
         return Loaded(path, "onnx")
     require_torch()
     if kind == "exported_program":
         from flash_export.load_pt2 import load_program
 
-        _refuse_flags(options, kind)
+        refuse_flags(options, kind)
         return Loaded(path, "exported_program", program=load_program(path))
     from flash_export.load_torch import load_pickled_module, load_state_dict
 
@@ -163,8 +164,8 @@ def require_torch() -> None:
         )
 
 
-def _refuse_flags(options: Options, kind: str) -> None:
-    """An ONNX file and an ExportedProgram bring their own inputs and types."""
+def refuse_flags(options: Options, kind: str) -> None:
+    """Raises UsageError for a flag that an ONNX file or an ExportedProgram has no use for: they bring all of it."""
     for flag, given in (
         ("--model", options.model is not None),
         ("--input", bool(options.inputs)),

@@ -47,7 +47,7 @@ def load_folder(options: Options) -> Loaded:
 
     cls = _architecture(transformers, config, folder)
     dtype = example.TORCH_DTYPES[options.dtype or "fp32"]
-    module = _from_pretrained(cls, folder, dtype, config).eval().requires_grad_(False)
+    module = _from_pretrained(cls, folder, dtype).eval().requires_grad_(False)
     specs = options.inputs or default_inputs(module, options.dtype or "fp32")
     _check_names(module, specs)
     return Loaded(folder, "hugging_face", module, arguments=example.make_arguments(module, specs))
@@ -227,13 +227,10 @@ def _architecture(transformers: Any, config: dict[str, Any], folder: Path) -> An
     return found
 
 
-def _from_pretrained(cls: Any, folder: Path, dtype: Any, config: dict[str, Any]) -> Any:
+def _from_pretrained(cls: Any, folder: Path, dtype: Any) -> Any:
     from flash_export import huggingface_attention
 
     huggingface_attention.register()
-    text = config.get("text_config", config)
-    # SDPA has no soft cap; a model without SDPA writes its attention out itself.
-    capped = isinstance(text, dict) and text.get("attn_logit_softcapping") is not None
     try:
         module, found = cls.from_pretrained(
             folder,
@@ -242,7 +239,7 @@ def _from_pretrained(cls: Any, folder: Path, dtype: Any, config: dict[str, Any])
             use_safetensors=True,
             trust_remote_code=False,
             dtype=dtype,
-            attn_implementation=huggingface_attention.NAME if cls._supports_sdpa and not capped else "eager",
+            attn_implementation=huggingface_attention.NAME if huggingface_attention.fits(cls) else "eager",
         )
     except Exception as error:  # transformers raises whatever its parts raise
         raise UsageError(
@@ -261,7 +258,5 @@ def _from_pretrained(cls: Any, folder: Path, dtype: Any, config: dict[str, Any])
             need=f"every weight of {cls.__name__}, which config.json names",
             do="check that every shard was copied, and that architectures in config.json is the saved model's",
         )
-    for part in module.modules():
-        if hasattr(part, "config"):
-            part.config.use_cache = False  # a cache is state between calls, and no tensor to return
+    huggingface_attention.keep_no_cache(module)
     return module

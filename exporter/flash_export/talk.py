@@ -15,16 +15,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
-
 _FILE_WIDTH = 160
 """Columns of a table in a file or a pipe, where rich would assume 80 and fold every name."""
 
 
 class Talk:
-    """Progress and warnings of one run. ``seconds`` holds each finished step's time."""
+    """Progress and warnings of one run. ``seconds`` holds each finished step's time, ``warnings`` what was warned of.
 
-    def __init__(self, *, quiet: bool = False) -> None:
-        self.quiet = quiet
+    ``silent`` prints nothing at all: for callers that are programs.
+    """
+
+    def __init__(self, *, quiet: bool = False, silent: bool = False) -> None:
+        self.quiet = quiet or silent
+        self.silent = silent
+        self.warnings: list[str] = []
         self.seconds: dict[str, float] = {}
         self._err = Console(stderr=True, highlight=False, soft_wrap=True)
         self._out = Console(highlight=False)
@@ -57,8 +61,13 @@ class Talk:
 
     def warn(self, text: str) -> None:
         """A warning, shown even when quiet."""
+        self.warnings.append(text)
+        if self.silent:
+            return
         self._err.print(f"[yellow]warning:[/yellow] {escape(text)}")
 
     def result(self, renderable: object) -> None:
         """A result, on stdout."""
+        if self.silent:
+            return
         self._out.print(renderable)

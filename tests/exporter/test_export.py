@@ -270,7 +270,7 @@ def test_bfloat16_goes_through_the_reference(tmp_path: Path) -> None:
 
 
 def test_big_weights_go_beside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flash_export.export.INLINE_LIMIT_BYTES", 1000)
+    monkeypatch.setattr(sys.modules[export.__module__], "INLINE_LIMIT_BYTES", 1000)
     module = Block()
     exported = export_module(module, tmp_path, "x:float32:2,7,24")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["unfused.onnx", "unfused.onnx.data"]

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``flash_export.export`` and ``flash_export.rewrite`` do what the command does, for modules and models in memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from exporter import small_models
+from exporter.torch_models import Attention, Block, assert_as_good_as_eager, in_float64, save_program, standard_normal
+
+import flash_export
+import flash_export.export  # a step of the same name must not hide the function
+from flash_export.errors import NumbersDiffer, UnsupportedModel, UsageError
+
+
+def run(model: ir.Model, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    proto = ir.to_proto(model)
+    return onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, inputs)
+
+
+def block() -> Block:
+    torch.manual_seed(0)
+    return Block().eval()
+
+
+def test_a_module_in_memory_is_fused_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = block()
+    result = flash_export.export(module, torch.randn(2, 7, 24), dynamic_shapes=[{0: "batch", 1: "seq=1..64"}])
+    assert len(result.fused) == 1
+    assert (result.refused, result.saved) == ((), None)
+    assert result.report["check"] is not None
+    assert (list(tmp_path.iterdir()), *capfd.readouterr()) == ([], "", "")
+    inputs = {"x": standard_normal(3, 11, 24)}
+    eager = [module(torch.from_numpy(inputs["x"])).numpy(force=True)]
+    assert_as_good_as_eager(run(result.model, inputs), eager, in_float64(module, inputs))
+
+
+@pytest.mark.parametrize(
+    "dims",
+    [
+        {"x": (torch.export.Dim("batch"), torch.export.Dim("seq", min=1, max=64), None)},
+        {"x": {0: "batch", -2: "seq=1..64"}},
+    ],
+)
+def test_dims_are_written_as_in_torch_or_as_on_the_command_line(dims: dict[str, object]) -> None:
+    result = flash_export.export(block(), {"x": torch.randn(1, 7, 24)}, dynamic_shapes=dims, check=False)
+    shape = result.model.graph.inputs[0].shape
+    assert shape is not None
+    assert [str(d) for d in shape] == ["batch", "seq", "24"]
+    assert result.warnings == ("--no-check: the numbers of this file are not proven",)
+
+
+def test_output_publishes_what_the_command_publishes(tmp_path: Path) -> None:
+    result = flash_export.export(block(), torch.randn(2, 7, 24), output=tmp_path / "block.onnx")
+    assert result.saved is not None
+    assert {p.name for p in tmp_path.iterdir()} >= {"block.onnx", "block.unfused.onnx", "report.json"}
+    assert result.saved.output == tmp_path / "block.onnx"
+
+
+def test_a_program_and_a_path_are_sources_too(tmp_path: Path) -> None:
+    program = save_program(tmp_path / "block.pt2")
+    assert len(flash_export.export(program, check=False).fused) == 1
+    assert len(flash_export.export(tmp_path / "block.pt2", check=False).fused) == 1
+
+
+def test_a_model_in_memory_is_rewritten_and_left_as_it_was(tmp_path: Path) -> None:
+    path = small_models.write(small_models.ATTENTION, tmp_path / "in.onnx")
+    proto = onnx.load(path)
+    before = proto.SerializeToString()
+    for model in (proto, ir.from_proto(proto), path):
+        result = flash_export.rewrite(model)
+        assert len(result.fused) == 1
+        assert "Softmax" not in {node.op_type for node in result.model.graph}
+    assert proto.SerializeToString() == before
+
+
+def test_the_twin_of_a_model_in_memory_is_kept_beside_the_output(tmp_path: Path) -> None:
+    path = small_models.write(small_models.ATTENTION, tmp_path / "in.onnx")
+    saved = flash_export.rewrite(onnx.load(path), output=tmp_path / "out.onnx").saved
+    assert saved is not None
+    assert saved.unfused == tmp_path / "out.unfused.onnx"
+    assert saved.unfused.exists()
+
+
+def test_refusals_are_data(tmp_path: Path) -> None:
+    path = small_models.write(small_models.TWO_ATTENTIONS_ONE_REFUSED, tmp_path / "in.onnx")
+    result = flash_export.rewrite(path)
+    assert [site.reason.code for site in result.refused if site.reason] == ["probabilities_used"]
+    with pytest.raises(UnsupportedModel):
+        flash_export.rewrite(path, require_all=True)
+
+
+def test_a_wrong_rewrite_returns_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flash_export import pipeline
+
+    honest = pipeline.rewrite
+
+    def wrong(model: ir.Model, sites: list, **settings: bool) -> int:
+        count = honest(model, sites, **settings)
+        for node in model.graph:
+            if "scale" in node.attributes:
+                node.attributes["scale"] = ir.AttrFloat32("scale", 0.2525)
+        return count
+
+    monkeypatch.setattr(pipeline, "rewrite", wrong)
+    with pytest.raises(NumbersDiffer):
+        flash_export.rewrite(small_models.write(small_models.ATTENTION, tmp_path / "in.onnx"))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "dims", "text"),
+    [
+        (None, None, "needs example inputs"),
+        ({"y": torch.ones(1)}, None, "do not fit forward"),
+        ((torch.ones(2, 7, 24), 3.0), None, "input mask is no tensor"),
+        (torch.ones(2, 7, 24), {"z": {0: "batch"}}, "is of no input"),
+        (torch.ones(2, 7, 24), [{5: "batch"}], "dynamic shape of x cannot be read"),
+        (torch.ones(2, 7, 24), [{0: torch.export.Dim.DYNAMIC}], "axis 0 of x has a dimension without a name"),
+        (torch.ones(2, 7, 24), "batch", "dynamic shapes cannot be read"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_named(inputs: object, dims: object, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        flash_export.export(block(), inputs, dynamic_shapes=dims)  # type: ignore[arg-type]
+
+
+def test_a_module_in_training_mode_is_refused() -> None:
+    with pytest.raises(UsageError, match="training mode"):
+        flash_export.export(Block(), torch.randn(2, 7, 24))
+
+
+def test_a_source_of_no_kind_is_refused() -> None:
+    with pytest.raises(UsageError, match="no kind known"):
+        flash_export.export(3, torch.randn(2))  # type: ignore[arg-type]
+
+
+def test_keyword_inputs_keep_forwards_order() -> None:
+    shape = (2, 3, 7, 8)
+    inputs = {name: torch.randn(shape) for name in ("v", "q", "k")}
+    result = flash_export.export(Attention().eval(), inputs, check=False)
+    assert [value.name for value in result.model.graph.inputs] == ["q", "k", "v"]
+
+
+def test_a_transformers_model_is_exported_with_our_attention_and_left_as_it_was() -> None:
+    import transformers
+
+    config = transformers.BertConfig(
+        num_hidden_layers=1, num_attention_heads=3, hidden_size=24, intermediate_size=40, vocab_size=71
+    )
+    model = transformers.BertModel(config).eval()
+    before = (model.config._attn_implementation, model.config.use_cache)
+    ids = torch.randint(0, 71, (2, 7))
+    shapes = {name: {0: "batch", 1: "seq=1..512"} for name in ("input_ids", "attention_mask")}
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    result = flash_export.export(model, inputs, dynamic_shapes=shapes, check=False)
+    assert [site.bias_shape for site in result.fused] == [["batch", 1, 1, "seq"]]
+    assert (model.config._attn_implementation, model.config.use_cache) == before
+
+
+def test_importing_the_package_imports_no_heavy_library() -> None:
+    code = "import sys, flash_export; sys.exit(any(m in sys.modules for m in ('torch', 'onnx', 'onnxruntime')))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_package_keeps_its_functions_whatever_is_imported() -> None:
+    code = (
+        "import flash_export.rewrite, flash_export.export, flash_export as f; from flash_export.export import write;"
+        "assert callable(f.export) and callable(f.rewrite) and f.Result; f.no_such_name"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert "has no attribute 'no_such_name'" in found.stderr
