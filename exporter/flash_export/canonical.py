@@ -13,6 +13,7 @@ import dataclasses
 
 import onnx_ir as ir
 
+from flash_export.bands import Band
 from flash_export.layout import Axes, Axis, Chain
 from flash_export.sites import Refusal
 
@@ -61,6 +62,15 @@ Term = Added | Hidden
 
 
 @dataclasses.dataclass(slots=True)
+class Side:
+    """A side input of the node, a tensor with these axes: one number a head (sinks) or a batch entry (lengths)."""
+
+    value: ir.Value
+    axes: Axes
+    node: ir.Node
+
+
+@dataclasses.dataclass(slots=True)
 class Tail:
     """A value below the second product and its axes: where the fused node may end."""
 
@@ -84,8 +94,11 @@ class Attention:
         softcap: the cap, 0 for none; applied before every term.
         terms: masks and biases.
         tails: values below the product, the product's own output first.
-        top_left: True when the operator itself is causal from the top left (standard Attention).
+        band: the mask that the anchor itself applies with minus infinity, None for none.
         nodes: the nodes between the two products, the products included.
+        sinks: one more score in each row's sum, aligned with the scores' axes.
+        lengths: how many keys of each batch entry there are.
+        also: other outputs of the anchor, and the values that take their place.
     """
 
     anchor: ir.Node
@@ -101,5 +114,8 @@ class Attention:
     softcap: float
     terms: list[Term]
     tails: list[Tail]
-    top_left: bool
+    band: Band | None
     nodes: list[ir.Node]
+    sinks: Side | None = None
+    lengths: Side | None = None
+    also: list[tuple[ir.Value, ir.Value]] = dataclasses.field(default_factory=list)

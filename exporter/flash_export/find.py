@@ -15,6 +15,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 
 from flash_export import graph as g
 from flash_export.canonical import Attention, NotAttention, Refused, name_of
+from flash_export.drafts import Drafts, is_draft
 from flash_export.evaluate import Evaluator
 from flash_export.op import DOMAIN, FLOAT_ATTRIBUTES, INT_ATTRIBUTES, OPERATORS, Attributes
 from flash_export.patterns import PATTERNS
@@ -70,7 +71,7 @@ def _region(
     inferred: dict[str, ir.TypeAndShape] | None = None,
 ) -> Region:
     shapes = Shapes(graph, None if outer is None else outer.shapes, inferred)
-    return Region(shapes, Evaluator(shapes, opset), opset)
+    return Region(shapes, Evaluator(shapes, opset), opset, Drafts(shapes, opset))
 
 
 def _visit(node: ir.Node, region: Region) -> Site | _Candidate | None:
@@ -80,12 +81,15 @@ def _visit(node: ir.Node, region: Region) -> Site | _Candidate | None:
     if reader is None:
         return None
     site = Site(name=name_of(node), status="not_attention")
+    mark = region.drafts.mark()
     try:
         attention = reader(node, region)
         return _Candidate(site, attention, make_plan(attention, region))
     except NotAttention:
+        region.drafts.discard(mark)
         return site
     except Refused as error:
+        region.drafts.discard(mark)
         _refuse(site, error.reason, node)
         return site
 
@@ -129,7 +133,7 @@ def _settle(graph: ir.Graph, candidates: list[_Candidate], region: Region) -> No
 
 def _live_nodes(graph: ir.Graph, plans: Iterable[Plan]) -> set[ir.Node]:
     """The nodes that the graph's outputs need once every plan's output comes from its new node."""
-    replaced = {plan.output: plan for plan in plans}
+    replaced = {old: sources for plan in plans for old, sources in plan.replaced.items()}
     live: set[ir.Node] = set()
     stack = list(graph.outputs)
     seen: set[ir.Value] = set(stack)
@@ -143,7 +147,7 @@ def _live_nodes(graph: ir.Graph, plans: Iterable[Plan]) -> set[ir.Node]:
     while stack:
         value = stack.pop()
         if value in replaced:
-            push(replaced[value].sources)
+            push(replaced[value])
             continue
         node = value.producer()
         if node is not None and node not in live:
@@ -177,14 +181,15 @@ def _disappears(candidate: _Candidate, live: set[ir.Node], region: Region) -> bo
 def _fill(candidate: _Candidate, live: set[ir.Node]) -> None:
     site, plan = candidate.site, candidate.plan
     site.status = "fused"
-    site.operator = "FlashAttentionEx" if plan.biases else "FlashAttention"
+    site.operator = plan.operator.name
     site.attributes = plan.attributes
     site.head_dim, site.v_head_dim = plan.head_dim, plan.v_head_dim
     site.bias_shape = plan.bias_shape
     site.output = str(plan.output.name)
     site.boundary = tuple(str(v.name) for v in _boundary(plan, live))
-    site.query_source = _source_name(plan.query.value, site)
-    site.key_source = _source_name(plan.key.value, site)
+    if len(plan.operands) == 3:
+        site.query_source = _source_name(plan.operands[0].value, site)
+        site.key_source = _source_name(plan.operands[1].value, site)
     site.match = plan
 
 
@@ -197,9 +202,10 @@ def _boundary(plan: Plan, live: set[ir.Node]) -> list[ir.Value]:
 
     Walks up from the output through everything that the rewrite removes, and stops at what it leaves.
     """
-    inner = {*plan.nodes, *plan.query.path, *plan.key.path, *plan.value.path}
-    found = dict.fromkeys(v for v in plan.sources if not g.is_weight(v))
-    seen = {plan.output, *plan.sources}
+    inner = {*plan.nodes, *(n for feed in plan.operands for n in feed.path)}
+    sources = _in_graph(plan.sources)
+    found = dict.fromkeys(v for v in sources if not g.is_weight(v))
+    seen = {plan.output, *sources}
     stack = [plan.output]
     while stack:
         value = stack.pop()
@@ -212,6 +218,15 @@ def _boundary(plan: Plan, live: set[ir.Node]) -> list[ir.Value]:
                 seen.add(above)
                 stack.append(above)
     return list(found)
+
+
+def _in_graph(values: Iterable[ir.Value]) -> list[ir.Value]:
+    """The values of the graph that ``values`` are made from by drafts."""
+    result: list[ir.Value] = []
+    for value in values:
+        node = value.producer()
+        result.extend(_in_graph(g.all_inputs(node)) if node is not None and is_draft(value) else [value])
+    return list(dict.fromkeys(result))
 
 
 def _inner_sites(model: ir.Model, region: Region) -> Iterator[Site]:

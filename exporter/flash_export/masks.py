@@ -76,9 +76,13 @@ class BiasPart:
 
 @dataclasses.dataclass(slots=True)
 class MaskPlan:
-    """How the terms of one attention are handed to the node: one band as attributes, the rest as one bias."""
+    """How the terms of one attention are handed to the node: one band as attributes, the rest as one bias.
+
+    ``by_length``: keys beyond a length of each batch entry are hidden as well.
+    """
 
     band: Band | None = None
+    by_length: bool = False
     parts: list[BiasPart] = dataclasses.field(default_factory=list)
 
 
@@ -91,7 +95,7 @@ def plan_masks(attention: Attention, region: Region) -> MaskPlan:
     prover = _Prover(attention, region)
     for term in attention.terms:
         _refuse_enlarging(term, region)
-    plan = MaskPlan(Band(None, 0, False, True) if attention.top_left else None)
+    plan = MaskPlan(attention.band, attention.lengths is not None)
     terms = [part for term in attention.terms for part in _flattened(term, prover)]
     for index, term in enumerate(terms):
         others = terms[:index] + terms[index + 1 :]
@@ -161,11 +165,12 @@ def _place(term: Term, others: list[Term], plan: MaskPlan, prover: _Prover) -> N
 
 def _may_hide(band: Band, fill: float, others: list[Term], plan: MaskPlan, prover: _Prover) -> bool:
     """Whether hiding exactly may stand for the graph's mask, and whether the node has room for one more band."""
-    if not _joinable(plan.band, band):
+    if not _joinable(plan.band, band) or (plan.by_length and band.bottom_right):
+        # With lengths the node counts from the last key there is, the mask from the last of the tensor.
         return False
     if fill == -np.inf:
         return True
-    return band.full_rows and all(prover.harmless(term) for term in others)
+    return not plan.by_length and band.full_rows and all(prover.harmless(term) for term in others)
 
 
 def _joinable(first: Band | None, second: Band) -> bool:

@@ -10,15 +10,25 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 
+import numpy as np
 import onnx_ir as ir
 
 from flash_export import graph as g
 from flash_export.arrange import MOVE_COST, Move, arrange
-from flash_export.canonical import Attention, Refused
+from flash_export.canonical import Attention, Refused, Side
 from flash_export.dims import ONE, Dim, Shape
 from flash_export.layout import Axes, Axis, Chain, follow, leaves, size_of, unify
 from flash_export.masks import BiasPart, MaskPlan, plan_masks
-from flash_export.op import LAYOUT_BHSD, LAYOUT_BSHD, Attributes
+from flash_export.op import (
+    FLASH_ATTENTION,
+    FLASH_ATTENTION_EX,
+    FLASH_ATTENTION_PACKED,
+    LAYOUT_BHSD,
+    LAYOUT_BSHD,
+    Attributes,
+    Operator,
+)
+from flash_export.packed import packed
 from flash_export.region import Region
 
 DTYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT)
@@ -56,15 +66,21 @@ class BiasFeed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """One FlashAttention node: everything ``rewrite`` needs."""
+    """One FlashAttention node: everything ``rewrite`` needs.
+
+    ``operands`` are query, key and value, or the one packed tensor; ``also`` are other outputs of the anchor and the
+    values that take their place.
+    """
 
     anchor: ir.Node
     nodes: tuple[ir.Node, ...]
+    operator: Operator
     attributes: Attributes
-    query: Feed
-    key: Feed
-    value: Feed
+    operands: tuple[Feed, ...]
     biases: tuple[BiasFeed, ...]
+    lengths: Feed | None
+    sinks: Feed | None
+    also: tuple[tuple[ir.Value, ir.Value], ...]
     dtype: ir.DataType
     output: ir.Value
     output_moves: tuple[Move, ...]
@@ -75,8 +91,13 @@ class Plan:
     @property
     def sources(self) -> list[ir.Value]:
         """The values that the new node depends on."""
-        feeds = [self.query, self.key, self.value, *(f for b in self.biases for f in b.feeds)]
-        return list(dict.fromkeys(f.value for f in feeds))
+        feeds = [*self.operands, *(f for b in self.biases for f in b.feeds), self.lengths, self.sinks]
+        return list(dict.fromkeys(f.value for f in feeds if f is not None))
+
+    @property
+    def replaced(self) -> dict[ir.Value, list[ir.Value]]:
+        """The values that the rewrite replaces, and what each then depends on."""
+        return {self.output: self.sources} | {old: [new] for old, new in self.also}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -203,21 +224,30 @@ def _candidate(
     end = _end(attention, _wanted(layout, heads.batch, heads.heads, rows, leaves(attention.v_depth)), dtype, region)
     if end is None or any(f is None for f in feeds):
         return None
-    (query, q_cost), (key, k_cost), (value, v_cost) = (f for f in feeds if f is not None)
+    operands = [f for f in feeds if f is not None]
     biases = tuple(_bias(part, heads, rows, columns, dtype, region) for part in masks.parts)
-    cost = q_cost + k_cost + v_cost + end[2]
+    sides = (_lengths(attention, heads, region), _sinks(attention, heads, region))
+    operator = FLASH_ATTENTION_EX if biases or any(sides) else FLASH_ATTENTION
+    cost = sum(f[1] for f in operands)
+    factor = operands[0][0].factor * operands[1][0].factor
+    if layout == LAYOUT_BSHD and _is_split(*(f for f, _ in operands)):
+        cost += SPLIT_COST
+    if layout == LAYOUT_BSHD and operator is FLASH_ATTENTION:
+        one = _packed_feed(chains, wanted, heads, rows, dtype, region)
+        if one is not None and one[1] < cost:
+            operands, cost, operator = [one], one[1], FLASH_ATTENTION_PACKED
     if len(heads.batch) > 1:
         cost += MERGED_COST
-    if layout == LAYOUT_BSHD and _is_split(query, key, value):
-        cost += SPLIT_COST
     plan = Plan(
         anchor=attention.anchor,
         nodes=tuple(attention.nodes),
-        attributes=_attributes(attention, masks, heads, layout, query.factor * key.factor, bool(biases)),
-        query=query,
-        key=key,
-        value=value,
+        operator=operator,
+        attributes=_attributes(attention, masks, heads, layout, factor, (bool(biases), bool(sides[0]), bool(sides[1]))),
+        operands=tuple(f for f, _ in operands),
         biases=biases,
+        lengths=sides[0],
+        sinks=sides[1],
+        also=tuple(attention.also),
         dtype=dtype,
         output=end[0],
         output_moves=tuple(end[1]),
@@ -225,11 +255,33 @@ def _candidate(
         v_head_dim=depths[1],
         bias_shape=_bias_shape(biases, region),
     )
-    return cost, plan
+    return cost + end[2], plan
+
+
+def _packed_feed(
+    chains: tuple[Chain, Chain, Chain],
+    wanted: tuple[Axes, Axes, Axes],
+    heads: _Heads,
+    rows: Axis,
+    dtype: ir.DataType,
+    region: Region,
+) -> tuple[Feed, float] | None:
+    """The packed tensor that Q, K and V are parts of, where there is one for the operator's packed form."""
+    if size_of(wanted[1][2]) != size_of(wanted[2][2]):
+        return None
+    found = packed(chains, (wanted[0][2], wanted[1][2], wanted[2][2]), heads.batch, rows, region.shapes)
+    if found is None or any(leaves(w[1]) != leaves(rows) for w in wanted):
+        return None
+    fed = _feed(found.chain, found.wanted, dtype, region)
+    if fed is None:
+        return None
+    feed, cost = fed
+    path = (*feed.path, *found.nodes, *(n for chain in chains for n in chain.nodes))
+    return Feed(feed.value, feed.moves, 1.0, tuple(dict.fromkeys(path))), cost
 
 
 def _attributes(
-    attention: Attention, masks: MaskPlan, heads: _Heads, layout: int, factor: float, biased: bool
+    attention: Attention, masks: MaskPlan, heads: _Heads, layout: int, factor: float, sides: tuple[bool, bool, bool]
 ) -> Attributes:
     band = masks.band
     causal = band is not None and band.right == 0
@@ -247,7 +299,9 @@ def _attributes(
             diagonal=int(band is not None and band.bottom_right),
             window_left=-1 if band is None or band.left is None else band.left,
             window_right=-1 if band is None or band.right is None or causal else band.right,
-            has_bias=int(biased),
+            has_bias=int(sides[0]),
+            has_kv_lengths=int(sides[1]),
+            has_sinks=int(sides[2]),
         )
     except ValueError as error:
         raise Refused("attribute_range", str(error), attention.anchor, "leave it in standard operators") from error
@@ -331,6 +385,52 @@ def _bias_feed(value: ir.Value, part: BiasPart, heads: _Heads, rows: Axis, colum
         if moves is not None and region.shapes.dtype(candidate) == region.shapes.dtype(value):
             return Feed(candidate, tuple(moves))
     raise _unfit(value, part, "its axes are neither full nor 1 along batch, heads, queries and keys")
+
+
+def _lengths(attention: Attention, heads: _Heads, region: Region) -> Feed | None:
+    """Lengths as ``[B]`` or ``[1]``."""
+    side = attention.lengths
+    if side is None:
+        return None
+    return _vector(side, [leaves(heads.batch), []], region, "lengths", "one number a batch entry")
+
+
+def _sinks(attention: Attention, heads: _Heads, region: Region) -> Feed | None:
+    """Sinks as ``[Hq]`` or ``[1]``."""
+    side = attention.sinks
+    return None if side is None else _vector(side, [leaves(heads.heads), []], region, "sink", "one number a head")
+
+
+def _vector(side: Side, options: list[Axis], region: Region, code: str, what: str) -> Feed:
+    """A side input of rank 1 whose axis is one of ``options``."""
+    array = g.constant(side.value)
+    value = side.value if array is None else region.drafts.constant(_unrepeated(array))
+    chain = follow(value, region.shapes, scalar=None)
+    aligned = chain is not None and len(chain.last) <= len(side.axes)
+    if chain is not None and aligned:
+        hidden = {id(a) for a in leaves(chain.expanded)}
+        for own, theirs in zip(reversed(chain.last), reversed(side.axes), strict=False):
+            held = [a for a in leaves(own) if id(a) not in hidden]
+            aligned = aligned and (not held or (bool(leaves(theirs)) and unify(theirs, own, region.shapes)))
+        for index, value in enumerate(chain.values):
+            for axis in options if aligned else ():
+                moves = arrange(chain.axes[index], [axis])
+                if moves is not None:
+                    return Feed(value, tuple(moves))
+    raise Refused(
+        code,
+        f'"{side.value.name}" is not {what}',
+        side.node,
+        "leave this attention in standard operators, or report the model",
+    )
+
+
+def _unrepeated(array: np.ndarray) -> np.ndarray:
+    """The array with length 1 wherever it repeats itself: exporters fold an Expand of constants into its result."""
+    for axis in range(array.ndim):
+        first = array.take([0], axis) if array.shape[axis] else array
+        array = first if array.shape[axis] and (array == first).all() else array
+    return array
 
 
 def _unfit(value: ir.Value, part: BiasPart, why: str) -> Refused:

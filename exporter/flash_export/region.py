@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from flash_export import graph as g
 from flash_export.canonical import Refused, Tail
+from flash_export.drafts import Drafts
 from flash_export.evaluate import Evaluator, NotEvaluable
 from flash_export.layout import Axes, Axis, Chain, follow, is_float_cast, leaves, step, unify
 from flash_export.shape_rules import einsum_letters
@@ -17,11 +18,15 @@ from flash_export.shapes import Shapes
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Region:
-    """The graph that an anchor lies in, with what is known of it; ``proofs`` keeps what ``masks`` has proven."""
+    """The graph that an anchor lies in, with what is known of it.
+
+    ``drafts`` takes the nodes that a reader writes down; ``proofs`` keeps what ``masks`` has proven.
+    """
 
     shapes: Shapes
     evaluator: Evaluator
     opset: int
+    drafts: Drafts
     proofs: dict[object, object] = dataclasses.field(default_factory=dict)
 
     def number(self, value: ir.Value | None) -> float | None:

@@ -11,7 +11,8 @@ import onnx_ir as ir
 
 from flash_export import function_body
 from flash_export.arrange import Move
-from flash_export.op import DOMAIN, FLASH_ATTENTION, FLASH_ATTENTION_EX, OPERATORS, VERSION
+from flash_export.drafts import is_draft, is_loose_constant
+from flash_export.op import DOMAIN, FLASH_ATTENTION_EX, OPERATORS, VERSION
 from flash_export.plan import BiasFeed, Feed, Plan
 from flash_export.sites import Site
 
@@ -76,15 +77,13 @@ class _Builder:
         """Emits the node of ``plan`` and hands its result to all who read the old output."""
         place = _producer(plan.output)
         prefix = plan.anchor.name or str(plan.anchor.outputs[0].name)
-        inputs = [self._feed(f, place, prefix) for f in (plan.query, plan.key, plan.value)]
-        operator = FLASH_ATTENTION
-        if plan.biases:
-            operator = FLASH_ATTENTION_EX
-            inputs += [
-                self._bias(plan, place, prefix),
-                self._constant(np.array([2**31 - 1], dtype=np.int32), "no_kv_lengths"),
-                self._constant(np.array([-np.inf], dtype=np.float32), "no_sinks"),
-            ]
+        for value in (*plan.sources, *(new for _, new in plan.also)):
+            # A draft reads what stands above the anchor, and others may read it from there on.
+            self._place_draft(value, plan.anchor, prefix)
+        inputs = [self._feed(f, place, prefix) for f in plan.operands]
+        operator = plan.operator
+        if operator is FLASH_ATTENTION_EX:
+            inputs += self._side_inputs(plan, place, prefix)
         node = ir.node(
             operator.name,
             inputs,
@@ -103,6 +102,28 @@ class _Builder:
             node.outputs[1].name = self._unique(f"{prefix}/lse")
             node.outputs[1].dtype = ir.DataType.FLOAT
         self._hand_over(plan.output, self._move(result, plan.output_moves, place, prefix))
+        for old, new in plan.also:
+            self._hand_over(old, new)
+
+    def _side_inputs(self, plan: Plan, place: ir.Node, prefix: str) -> list[ir.Value]:
+        """Bias, lengths and sinks, each in the operator's type; the neutral constant where there is none."""
+        bias = self._constant(np.zeros((1, 1, 1, 1), dtype=_NUMPY[plan.dtype]), "no_bias")
+        lengths = self._constant(np.array([2**31 - 1], dtype=np.int32), "no_kv_lengths")
+        sinks = self._constant(np.array([-np.inf], dtype=np.float32), "no_sinks")
+        if plan.biases:
+            bias = self._bias(plan, place, prefix)
+        if plan.lengths is not None:
+            lengths = self._cast(self._feed(plan.lengths, place, prefix), ir.DataType.INT32, place, prefix)
+        if plan.sinks is not None:
+            sinks = self._cast(self._feed(plan.sinks, place, prefix), ir.DataType.FLOAT, place, prefix)
+        return [bias, lengths, sinks]
+
+    def _cast(self, value: ir.Value, dtype: ir.DataType, place: ir.Node, prefix: str) -> ir.Value:
+        if value.dtype == dtype:
+            return value
+        value = self._emit("Cast", [value], {"to": int(dtype)}, place, prefix)
+        value.dtype = dtype
+        return value
 
     def _hand_over(self, old: ir.Value, new: ir.Value) -> None:
         name = str(old.name)
@@ -115,7 +136,31 @@ class _Builder:
         self._replaced[old] = new
 
     def _feed(self, feed: Feed, place: ir.Node, prefix: str) -> ir.Value:
-        return self._move(self._replaced.get(feed.value, feed.value), feed.moves, place, prefix)
+        value = self._replaced.get(feed.value, feed.value)
+        if is_loose_constant(value):
+            value = self._owned(value)
+        return self._move(value, feed.moves, place, prefix)
+
+    def _owned(self, constant: ir.Value) -> ir.Value:
+        """The graph's own constant in place of one that a draft reads."""
+        assert constant.const_value is not None
+        return self._constant(constant.const_value.numpy(), "constant")
+
+    def _place_draft(self, value: ir.Value, place: ir.Node, prefix: str) -> None:
+        """Puts the drafts that make ``value`` into the graph."""
+        node = value.producer()
+        if node is None or not is_draft(value):
+            return
+        for index, source in enumerate(node.inputs):
+            if source is None:
+                continue
+            if is_loose_constant(source):
+                node.replace_input_with(index, self._owned(source))
+            else:
+                self._place_draft(source, place, prefix)
+        node.name = self._unique_node(f"{prefix}/{node.op_type}")
+        self._graph.insert_before(place, node)
+        value.name = self._unique(f"{node.name}_output")
 
     def _move(self, value: ir.Value, moves: Iterable[Move], place: ir.Node, prefix: str) -> ir.Value:
         for move in moves:

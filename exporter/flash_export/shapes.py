@@ -46,7 +46,7 @@ class Shapes:
         self._dtypes: dict[ir.Value, ir.DataType | None] = {} if outer is None else dict(outer._dtypes)
         self._fresh: int = 0 if outer is None else outer._fresh + 1_000_000
         for node in graph:
-            self._infer(node)
+            self.add(node)
 
     @property
     def unknown(self) -> bool:
@@ -126,7 +126,8 @@ class Shapes:
             return Dim.of(dim)
         return self.fresh() if dim.value is None else Dim.named(dim.value)
 
-    def _infer(self, node: ir.Node) -> None:
+    def add(self, node: ir.Node) -> None:
+        """Learns what ``node`` says of its outputs; those of its inputs must be known."""
         if not node.outputs or (node.domain not in ("", "ai.onnx")):
             return
         dtype = self._derived_dtype(node)

@@ -445,8 +445,8 @@ PROGRAMS = {
         Program("probs_are_output", probs_are_output, qkv, QKV_AXES, refused="probabilities_used"),
         Program("talking_heads_lookalike", talking_heads, qkv, QKV_AXES, plain, refused="heads_mixed"),
         Program("softmax_over_queries_lookalike", softmax_over_queries, qkv, QKV_AXES, plain, refused="softmax_axis"),
-        Program("per_head_scale_cosine", per_head_scale, qkv, QKV_AXES, plain, refused="scale_not_scalar"),
-        Program("sink_column", sink_column, qkv, QKV_AXES, plain, refused="sink"),
+        Program("per_head_scale_cosine", per_head_scale, qkv, QKV_AXES, plain),
+        Program("sink_column", sink_column, qkv, QKV_AXES, plain, attributes={"has_sinks": 1}),
         Program(
             "partial_tile_noncausal",
             lambda q, k, v: F.scaled_dot_product_attention(2 * q, k, v),

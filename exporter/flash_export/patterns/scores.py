@@ -13,8 +13,9 @@ import numpy as np
 import onnx_ir as ir
 
 from flash_export import graph as g
-from flash_export.canonical import Added, Hidden, NotAttention, Refused, Term
-from flash_export.layout import Axes, is_float_cast, read_scalar_factor, step, trains
+from flash_export.canonical import Added, Hidden, NotAttention, Refused, Side, Term
+from flash_export.dims import ONE
+from flash_export.layout import Axes, Axis, is_float_cast, read_scalar_factor, step, trains
 from flash_export.masks import FORGETS, uniform
 from flash_export.region import Region, is_product
 
@@ -37,6 +38,10 @@ class Expression:
     softcap: float = 0.0
     inside_tanh: bool = False
     terms: list[Term] = dataclasses.field(default_factory=list)
+    row_factors: list[Side] = dataclasses.field(default_factory=list)
+    sinks: Side | None = None
+    key_axes: list[Axis] = dataclasses.field(default_factory=list)
+    """Axes that a node took for those of the keys; the softmax must run over them."""
 
     def multiply(self, factor: float) -> None:
         """Everything read so far is multiplied by ``factor``."""
@@ -44,6 +49,7 @@ class Expression:
             # cap * tanh(s * x): the kernel computes cap * tanh(scale * x / cap).
             self.softcap, self.scale, self.inside_tanh = factor, self.scale * factor, False
             return
+        self.refuse_after_sink(None)
         if self.softcap:
             raise Refused("softcap_scaled", "the capped scores are scaled again", None, "fold the factor into the cap")
         self.scale *= factor
@@ -52,6 +58,16 @@ class Expression:
                 term.factor *= factor
             elif factor <= 0 or term.fill != -np.inf:
                 raise Refused("mask_scaled", f"masked scores are multiplied by {factor:g}", term.node, "scale first")
+
+    def refuse_after_sink(self, node: ir.Node | None) -> None:
+        """A column beside the scores must come last: what follows would change it too."""
+        if self.sinks is not None:
+            raise Refused(
+                "sink",
+                "the scores are changed after a column was concatenated to them",
+                node or self.sinks.node,
+                "concatenate the sinks right before the softmax",
+            )
 
 
 def read_scores(value: ir.Value, region: Region) -> tuple[ir.Node, list[Step]]:
@@ -117,9 +133,9 @@ def _unknown(node: ir.Node) -> Refused:
     if g.is_op(node, "Concat"):
         return Refused(
             "sink",
-            "a column is concatenated to the scores before the softmax",
+            "something else than one column is concatenated to the scores before the softmax",
             node,
-            "attention sinks are not fused yet; this attention stays in standard operators",
+            "a sink is one column behind the last key; this attention stays in standard operators",
         )
     if g.is_op(node, "DequantizeLinear", "QLinearMatMul", "MatMulInteger"):
         return Refused(
@@ -139,6 +155,8 @@ def _layout(node: ir.Node, region: Region) -> list[Step]:
         return []
 
     def effect(e: Expression) -> None:
+        if not g.is_op(node, "Identity", "Dropout", "Cast"):
+            e.refuse_after_sink(node)
         axes = step(node, e.axes, region.shapes)
         if axes is None:
             raise Refused(
@@ -157,21 +175,56 @@ def _scaled(node: ir.Node, region: Region) -> list[Step]:
     if factor is not None:
         return [Step(node, factor[0], lambda e: e.multiply(factor[1]))]
     a, b = node.inputs[0], node.inputs[1]
+    pairs = [(a, b)] if node.op_type == "Div" else [(a, b), (b, a)]
+    return [Step(node, v, _row_factor(node, by, region)) for v, by in pairs if v is not None and by is not None]
 
-    def effect(_: Expression) -> None:
+
+def _row_factor(node: ir.Node, by: ir.Value, region: Region) -> Callable[[Expression], None]:
+    """A factor that is one number for all keys may as well multiply Q, as long as nothing has been added yet."""
+
+    def effect(e: Expression) -> None:
+        shape = region.shapes.shape(by)
+        if node.op_type == "Div" or shape is None or not shape or shape[-1] != ONE or len(shape) > len(e.axes):
+            what = "by a tensor that differs from key to key"
+        elif e.terms or e.softcap or e.inside_tanh or e.sinks is not None:
+            what = "by a tensor after a mask, a bias, a soft cap or a sink"
+        else:
+            e.row_factors.append(Side(by, e.axes, node))
+            return
         raise Refused(
             "scale_not_scalar",
-            "the scores are multiplied by a tensor, not by one constant number",
+            f"the scores are multiplied {what}, not by one number or one a row",
             node,
             "multiply Q by the tensor before the product, or leave this attention in standard operators",
         )
 
-    options = [a] if node.op_type == "Div" else [a, b]
-    return [Step(node, v, effect) for v in options if v is not None]
+    return effect
+
+
+def _shift(node: ir.Node, scores: ir.Value | None, by: ir.Value | None, region: Region) -> list[Step] | None:
+    """``scores - max(scores)`` over the keys, which no softmax sees; None for any other difference."""
+    top = None if by is None else by.producer()
+    if node.op_type != "Sub" or scores is None or not g.is_op(top, "ReduceMax"):
+        return None
+    assert top is not None
+    axes, shape = g.axes_of(top), region.shapes.shape(scores)
+    last = shape is not None and axes in ([-1], [len(shape) - 1])
+    if top.inputs[0] is not scores or not last or not g.int_attribute(top, "keepdims", 1):
+        return None
+
+    def effect(e: Expression) -> None:
+        if e.inside_tanh:
+            raise Refused("softcap_form", "a maximum is subtracted inside the soft cap", node, "leave it")
+        e.key_axes.append(e.axes[-1])
+
+    return [Step(node, scores, effect)]
 
 
 def _added(node: ir.Node, region: Region) -> list[Step]:
     a, b = node.inputs[0], node.inputs[1]
+    shifted = _shift(node, a, b, region)
+    if shifted is not None:
+        return shifted
     options: list[Step] = []
     for scores, bias in ((a, b), (b, a)):
         if scores is None or bias is None:
@@ -179,6 +232,7 @@ def _added(node: ir.Node, region: Region) -> list[Step]:
         sign = -1.0 if node.op_type == "Sub" else 1.0
 
         def effect(e: Expression, bias: ir.Value = bias, sign: float = sign) -> None:
+            e.refuse_after_sink(node)
             if e.inside_tanh:
                 raise Refused("softcap_form", "a bias is added to tanh before the cap multiplies it", node, "leave it")
             e.terms.append(Added(bias, sign, e.axes, node))
@@ -197,6 +251,7 @@ def _where(node: ir.Node, region: Region) -> list[Step]:
     for scores, other, keep in ((yes, no, True), (no, yes, False)):
 
         def effect(e: Expression, other: ir.Value = other, keep: bool = keep) -> None:
+            e.refuse_after_sink(node)
             fill = uniform(other, region.evaluator)
             if fill is None or e.inside_tanh:
                 raise _replaced(node, "a tensor")
@@ -221,6 +276,7 @@ def _tanh(node: ir.Node, region: Region) -> list[Step]:
     source = node.inputs[0]
 
     def effect(e: Expression) -> None:
+        e.refuse_after_sink(node)
         if e.terms or e.softcap:
             raise Refused(
                 "softcap_form",
@@ -233,6 +289,26 @@ def _tanh(node: ir.Node, region: Region) -> list[Step]:
     return [] if source is None else [Step(node, source, effect)]
 
 
+def _sink(node: ir.Node, region: Region) -> list[Step]:
+    """``Concat(scores, column)`` along the keys: attention sinks, one number a head."""
+    if len(node.inputs) != 2:
+        return []
+    scores, column = node.inputs[0], node.inputs[1]
+    shape = region.shapes.shape(column)
+    axis = g.int_attribute(node, "axis", 0)
+    if scores is None or column is None or shape is None or axis not in (-1, len(shape) - 1) or shape[-1] != ONE:
+        return []
+
+    def effect(e: Expression) -> None:
+        e.refuse_after_sink(node)
+        if e.inside_tanh:
+            raise Refused("softcap_form", "a column is concatenated inside the soft cap", node, "leave it")
+        e.sinks = Side(column, e.axes, node)
+        e.key_axes.append(e.axes[-1])
+
+    return [Step(node, scores, effect)]
+
+
 _READERS: dict[str, Callable[[ir.Node, Region], list[Step]]] = {
     **dict.fromkeys(
         ("Identity", "Dropout", "Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"), _layout
@@ -243,4 +319,5 @@ _READERS: dict[str, Callable[[ir.Node, Region], list[Step]]] = {
     "Sub": _added,
     "Where": _where,
     "Tanh": _tanh,
+    "Concat": _sink,
 }

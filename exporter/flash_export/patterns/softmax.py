@@ -7,9 +7,12 @@ import onnx_ir as ir
 
 from flash_export import graph as g
 from flash_export.canonical import Attention, NotAttention, Refused
-from flash_export.layout import Axes, Axis, is_float_cast, leaves, step, trains
+from flash_export.dims import ONE
+from flash_export.layout import Axes, Axis, Chain, is_float_cast, leaves, step, trains
 from flash_export.patterns.scores import Expression, Step, read_scores
 from flash_export.region import Product, Region, follow_tail, is_product, multiply, users
+
+_BELOW = ("Identity", "Dropout", "Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze")
 
 REACH = 24
 """Nodes looked at when deciding whether a softmax that does not match is attention at all."""
@@ -39,7 +42,10 @@ def read(anchor: ir.Node, region: Region) -> Attention:
 
 
 def _read_probabilities(anchor: ir.Node) -> tuple[list[ir.Node], ir.Node]:
-    """The layout nodes from the Softmax down to the second product, and that product."""
+    """The layout nodes from the Softmax down to the second product, and that product.
+
+    A Slice among them may only drop the column of a sink, which ``_assemble`` sees to.
+    """
     value = anchor.outputs[0]
     path: list[ir.Node] = []
     while True:
@@ -54,8 +60,8 @@ def _read_probabilities(anchor: ir.Node) -> tuple[list[ir.Node], ir.Node]:
         node = readers[0]
         if is_product(node):
             return path, node
-        layout = g.is_op(node, "Identity", "Dropout", "Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze")
-        if not layout or trains(node):
+        layout = g.is_op(node, *_BELOW, "Slice")
+        if not layout or trains(node) or node.inputs[0] is not value:
             raise _changed(value, node)
         path.append(node)
         value = node.outputs[0]
@@ -89,8 +95,6 @@ def _shared(value: ir.Value, readers: list[ir.Node]) -> Exception:
 def _changed(value: ir.Value, node: ir.Node) -> Exception:
     if not _product_below(node):
         return NotAttention("the softmax's output enters no product")
-    if g.is_op(node, "Slice"):
-        return Refused("sink", "a column of the probabilities is cut off", node, "attention sinks are not fused yet")
     if g.is_op(node, "QuantizeLinear", "DequantizeLinear"):
         return Refused("quantized", f"{node.op_type} follows the softmax", node, "export before quantizing")
     if trains(node):
@@ -164,8 +168,11 @@ def _assemble(
         # A bare tanh is a cap of 1.
         expression.multiply(1.0)
     summed = _softmax_axis(anchor, expression.axes, region.opset)
+    if any(leaves(axis) != summed for axis in expression.key_axes):
+        raise _other_axis(anchor)
     transposed = _is_transposed(scores, summed, anchor)
-    axes = _down(expression.axes, down, region)
+    query = _with_row_factors(expression, scores, first, left, transposed, region)
+    axes = _down(expression, down, region)
     probabilities = down[-1].outputs[0] if down else anchor.outputs[0]
     at = 0 if second.inputs[0] is probabilities else 1
     if second.inputs[0] is second.inputs[1]:
@@ -183,7 +190,7 @@ def _assemble(
         )
     return Attention(
         anchor=anchor,
-        query=right if transposed else left,
+        query=right if transposed else query,
         key=left if transposed else right,
         value=value,
         batch=leaves(scores.batch),
@@ -195,8 +202,9 @@ def _assemble(
         softcap=expression.softcap,
         terms=expression.terms,
         tails=follow_tail(second.outputs[0], result.axes, region.shapes),
-        top_left=False,
+        band=None,
         nodes=[first, *(s.node for s in up), anchor, *down, second],
+        sinks=expression.sinks,
     )
 
 
@@ -206,7 +214,11 @@ def _is_transposed(scores: Product, summed: Axis, anchor: ir.Node) -> bool:
         return False
     if summed == leaves(scores.rows):
         return True
-    raise Refused(
+    raise _other_axis(anchor)
+
+
+def _other_axis(anchor: ir.Node) -> Refused:
+    return Refused(
         "softmax_axis",
         "the softmax does not run over the key length alone",
         anchor,
@@ -214,10 +226,35 @@ def _is_transposed(scores: Product, summed: Axis, anchor: ir.Node) -> bool:
     )
 
 
-def _down(axes: Axes, down: list[ir.Node], region: Region) -> Axes:
+def _with_row_factors(
+    expression: Expression, scores: Product, first: ir.Node, query: Chain, transposed: bool, region: Region
+) -> Chain:
+    """Q times the factors of its rows, written down as a draft; Q itself where there are none."""
+    for side in expression.row_factors:
+        if transposed or first.op_type != "MatMul" or side.axes != scores.axes or len(query.last) != len(scores.axes):
+            raise Refused(
+                "scale_not_scalar",
+                "the scores are multiplied by a tensor whose axes are not those of Q",
+                side.node,
+                "multiply Q by the tensor before the product, or leave this attention in standard operators",
+            )
+        value = region.drafts.op("Mul", query.values[-1], side.value)
+        query = Chain([value], [], [query.last], [], [])
+    return query
+
+
+def _down(expression: Expression, down: list[ir.Node], region: Region) -> Axes:
+    axes, column = expression.axes, expression.sinks is not None
     for node in down:
         if g.is_op(node, "Where"):
             continue  # the guard
+        if g.is_op(node, "Slice"):
+            if not (column and _drops_the_last(node, len(axes), region)):
+                raise _cut_off(node)
+            column = False
+            continue
+        if column and not g.is_op(node, "Identity", "Dropout", "Cast"):
+            raise _cut_off(node)
         following = step(node, axes, region.shapes)
         if following is None or (node.op_type == "Cast" and not is_float_cast(node, region.shapes)):
             raise Refused(
@@ -227,4 +264,26 @@ def _down(axes: Axes, down: list[ir.Node], region: Region) -> Axes:
                 "report the model's shapes; the attention stays in standard operators",
             )
         axes = following
+    if column:
+        raise _cut_off(expression.sinks.node if expression.sinks else None)
     return axes
+
+
+def _drops_the_last(node: ir.Node, rank: int, region: Region) -> bool:
+    """True for a Slice of the last axis that leaves out its last element and nothing else."""
+    bounds = [region.shapes.contents(v) for v in node.inputs[1:]]
+    if len(bounds) < 3 or any(b is None or len(b) != 1 for b in bounds):
+        return False
+    start, stop, axis, step = ([b[0] for b in bounds if b is not None] + [ONE])[:4]
+    length = region.shapes.shape(node.inputs[0])
+    last = stop.static == -1 or (length is not None and stop == length[-1] - ONE)
+    return start.static == 0 and last and axis.static in (-1, rank - 1) and step == ONE
+
+
+def _cut_off(node: ir.Node | None) -> Refused:
+    return Refused(
+        "sink",
+        "the probabilities are cut, or a column beside the scores is not dropped again",
+        node,
+        "a sink is one column that is dropped right after the softmax; this attention stays in standard operators",
+    )

@@ -16,7 +16,7 @@ from exporter.graphs import (
 
 REFUSED = {
     "unknown_operator": graphs.PRODUCT + "masked = Relu (scaled)\n" + graphs.REST,
-    "scale_not_scalar": graphs.PRODUCT + "masked = Mul (scaled, t)\n" + graphs.REST,
+    "scale_not_scalar": graphs.PRODUCT + "b = Add (scaled, t)\n masked = Mul (b, t)\n" + graphs.REST,
     "sink": graphs.PRODUCT
     + "all = Concat <axis = -1> (scaled, t)\n p = Softmax <axis = -1> (all)\n"
     + "probs = Slice (p, ax0, m1, ax3)\n out = MatMul (probs, v)\n",
