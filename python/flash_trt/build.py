@@ -328,6 +328,10 @@ def _sidecar(
         "backend": {"name": backend.name, "version": backend.version},
         "flash_trt": flash_trt.__version__,
         "targets": list(targets),
+        "tensors": {
+            "inputs": [tensor.as_json() for tensor in file.inputs],
+            "outputs": [tensor.as_json() for tensor in file.output_tensors],
+        },
         "profile": profile.as_json(),
         "scratch_bytes": engine.scratch_bytes,
         "built": datetime.datetime.fromtimestamp(time.time(), datetime.UTC).isoformat(timespec="seconds"),

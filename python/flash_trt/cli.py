@@ -27,6 +27,8 @@ from flash_trt.compare import compare as compare_step
 from flash_trt.compare_inputs import InputOptions
 from flash_trt.run import Place, RunOptions, RunResult
 from flash_trt.run import run as run_step
+from flash_trt.triton import Device, TritonOptions
+from flash_trt.triton import triton as triton_step
 
 app = typer.Typer(
     name="flash-trt",
@@ -272,6 +274,26 @@ def _bench_table(setting: Setting) -> Table:
             f"{setting.speedup(timing):.2f}",
         )
     return table
+
+
+@app.command()
+def triton(
+    repository: Annotated[Path, typer.Argument(metavar="DIR", help="The model repository.", show_default=False)],
+    model: Annotated[Path, typer.Argument(help="An engine of TensorRT, or an ONNX file.", show_default=False)],
+    name: Annotated[str | None, typer.Option(help="The model's name. [default: the file's]")] = None,
+    device: Annotated[Device, typer.Option(help="Where an ONNX file is served.")] = "gpu",
+    max_batch: Annotated[int, typer.Option(min=1, help="Largest batch; an engine's own where it is smaller.")] = 8,
+    instances: Annotated[int, typer.Option(min=1, help="Copies of the model that serve at once.")] = 1,
+    delay_us: Annotated[int, typer.Option(min=0, help="How long a request waits for others to batch with.")] = 100,
+    trust_engine: Annotated[
+        bool, typer.Option("--trust-engine", help="Serve an engine without our sidecar. An engine is code.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings, errors and results.")] = False,
+) -> int:
+    """Puts a model with its configuration and our libraries into a Triton model repository; prints the server's line."""
+    options = TritonOptions(repository, model, name, device, max_batch, instances, delay_us, trust_engine)
+    print(triton_step(options, Talk(quiet=quiet)).server_line)
+    return 0
 
 
 @app.command()

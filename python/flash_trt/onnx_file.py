@@ -7,6 +7,7 @@ import dataclasses
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -34,7 +35,7 @@ class FlashNode:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GraphInput:
-    """One input of a model; a dim is a number, a symbol, or "" when the file says nothing of it."""
+    """One input, or output, of a model; a dim is a number, a symbol, or "" when the file says nothing of it."""
 
     name: str
     dtype: int
@@ -44,6 +45,10 @@ class GraphInput:
     def is_dynamic(self) -> bool:
         """Whether a dim is not a number."""
         return any(isinstance(dim, str) for dim in self.dims)
+
+    def as_json(self) -> dict[str, Any]:
+        """The tensor's entry in an engine's sidecar."""
+        return {"name": self.name, "dtype": self.dtype, "dims": list(self.dims)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,6 +64,11 @@ class OnnxFile:
     def outputs(self) -> list[str]:
         """Names of the graph's outputs, in order."""
         return [value.name for value in self.proto.graph.output]
+
+    @property
+    def output_tensors(self) -> tuple[GraphInput, ...]:
+        """The graph's outputs as it declares them, in order."""
+        return tuple(_graph_input(value) for value in self.proto.graph.output)
 
     @property
     def external_files(self) -> list[Path]:

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model as a Triton Inference Server model repository: an engine on the GPU, or the ONNX file on either.
+
+    DIR/NAME/config.pbtxt, DIR/NAME/1/model.plan or model.onnx, DIR/NAME/lib/ with our libraries
+
+An engine gets our plugin through the autoload library, which the server preloads; ONNX Runtime's CPU backend gets the
+operator library through the configuration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import onnx
+
+from flash_export.errors import MissingHere, UnsupportedModel, UsageError
+from flash_export.save import check_output
+from flash_export.talk import Talk
+from flash_trt import cpu_operator, engine_file, native, onnx_file, plugin_library
+from flash_trt.onnx_file import GraphInput
+
+AUTOLOAD = "libflash_attention_autoload.so"
+_TYPES = {
+    onnx.TensorProto.FLOAT: "TYPE_FP32", onnx.TensorProto.FLOAT16: "TYPE_FP16", onnx.TensorProto.BFLOAT16: "TYPE_BF16",
+    onnx.TensorProto.DOUBLE: "TYPE_FP64", onnx.TensorProto.INT8: "TYPE_INT8", onnx.TensorProto.INT16: "TYPE_INT16",
+    onnx.TensorProto.INT32: "TYPE_INT32", onnx.TensorProto.INT64: "TYPE_INT64", onnx.TensorProto.UINT8: "TYPE_UINT8",
+    onnx.TensorProto.BOOL: "TYPE_BOOL",
+}  # fmt: skip
+
+Device = Literal["gpu", "cpu"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TritonOptions:
+    """The flags of ``flash-trt triton``; see its ``--help``."""
+
+    repository: Path
+    model: Path
+    name: str | None = None
+    device: Device = "gpu"
+    max_batch: int = 8
+    instances: int = 1
+    delay_us: int = 100
+    trust_engine: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Repository:
+    """What was written: the model's folder, and the line that serves it."""
+
+    folder: Path
+    server_line: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Served:
+    """One model as Triton sees it: its files by their names in the version's folder, and what the server needs."""
+
+    platform: str
+    files: dict[str, Path]
+    inputs: Sequence[GraphInput]
+    outputs: Sequence[GraphInput]
+    libraries: tuple[Path, ...]
+    max_batch: int
+
+
+def triton(options: TritonOptions, talk: Talk) -> Repository:
+    """Writes the model's folder into the repository, complete or not at all.
+
+    Raises:
+        UsageError: an unreadable model, a name that is taken or no folder's name.
+        UnsafeInput: an engine that is not its sidecar's, unless trusted.
+        UnsupportedModel: an engine of TensorRT for RTX, which Triton does not run, or a type that it does not know.
+        MissingHere: one of our libraries is not here.
+    """
+    name = options.name or options.model.name.partition(".")[0]
+    folder = options.repository / name
+    _require_free_name(name, folder)
+    with talk.step("read", str(options.model)):
+        served = _engine(options) if engine_file.is_engine(options.model) else _onnx(options)
+    with talk.step("write", str(folder)), tempfile.TemporaryDirectory(dir=options.repository, prefix=".") as scratch:
+        made = Path(scratch) / name
+        (made / "1").mkdir(parents=True)
+        (made / "lib").mkdir()
+        for target, source in served.files.items():
+            shutil.copyfile(source, made / "1" / target)
+        for library in served.libraries:
+            shutil.copy(library, made / "lib")
+        (made / "config.pbtxt").write_text(config(name, served, options), encoding="utf-8")
+        made.rename(folder)
+    return Repository(folder, _server_line(options, folder))
+
+
+def _require_free_name(name: str, folder: Path) -> None:
+    if not name or name.startswith(".") or "/" in name:
+        raise UsageError(
+            "the model's name is no folder's name",
+            where="--name",
+            got=repr(name),
+            need="a name without / and without a dot in front",
+            do="give another --name",
+        )
+    if folder.exists():
+        raise UsageError(
+            "the repository has a model of this name",
+            where=str(folder),
+            got="a folder",
+            need="a free name",
+            do="give another --name, or remove that folder",
+        )
+    check_output(folder)
+
+
+def _engine(options: TritonOptions) -> _Served:
+    engine = engine_file.read(options.model)
+    if not options.trust_engine:
+        engine_file.require_trust(engine)
+    if engine.backend == "tensorrt-rtx" or options.device == "cpu":
+        raise UnsupportedModel(
+            "Triton does not run this engine",
+            where=str(options.model),
+            got=f"an engine of {engine.backend} for the {options.device}",
+            need="an engine of TensorRT, on a GPU",
+            do="build with --backend tensorrt on the GPU machine, or give the .onnx",
+        )
+    tensors = engine.sidecar.get("tensors")
+    if not isinstance(tensors, dict):
+        raise UsageError(
+            "the sidecar does not tell the engine's inputs and outputs",
+            where=str(options.model),
+            got="no 'tensors' in it",
+            need="the sidecar that flash-trt build writes",
+            do="build the engine again",
+        )
+    inputs, outputs = (
+        [GraphInput(t["name"], t["dtype"], tuple(t["dims"])) for t in tensors[side]] for side in ("inputs", "outputs")
+    )
+    largest = [limits["max"][0] for limits in engine.profile.values() if limits["max"]]
+    libraries = () if engine.carries_plugin else (_autoload(), plugin_library.find())
+    return _Served(
+        "tensorrt_plan",
+        {"model.plan": options.model},
+        inputs,
+        outputs,
+        libraries,
+        min(largest, default=options.max_batch),
+    )
+
+
+def _onnx(options: TritonOptions) -> _Served:
+    file = onnx_file.read(options.model)
+    files = {"model.onnx": options.model} | {path.name: path for path in file.external_files}
+    libraries: tuple[Path, ...] = ()
+    if file.flash_nodes:
+        on_gpu = options.device == "gpu"
+        libraries = (_autoload(), plugin_library.find()) if on_gpu else (Path(cpu_operator.cpu_operator_path()),)
+    return _Served("onnxruntime_onnx", files, file.inputs, file.output_tensors, libraries, options.max_batch)
+
+
+def _autoload() -> Path:
+    found = native.find(AUTOLOAD)
+    if found is None:
+        raise MissingHere(
+            "the autoload library is missing",
+            where=", ".join(map(str, native.folders())),
+            got=f"no {AUTOLOAD} there",
+            need=f"{AUTOLOAD}, which brings the plugin into a server that only opens libraries",
+            do="install flash-export from a wheel or with pip install -e .",
+        )
+    return found
+
+
+# --- the configuration ------------------------------------------------------------------------------------------------
+
+
+def config(name: str, served: _Served, options: TritonOptions) -> str:
+    """``config.pbtxt`` in protobuf's text form (Triton's ModelConfig).
+
+    Requests are batched where the first dim of every input and output is one and the same symbol.
+    """
+    batch = _batch_symbol(served)
+    parts = [f"name: {json.dumps(name)}", f"platform: {json.dumps(served.platform)}"]
+    parts.append(f"max_batch_size: {served.max_batch if batch else 0}")
+    for side, tensors in (("input", served.inputs), ("output", served.outputs)):
+        parts += [f"{side} {{ {_tensor(tensor, skip=bool(batch))} }}" for tensor in tensors]
+    parts.append(f"instance_group {{ count: {options.instances} kind: KIND_{options.device.upper()} }}")
+    if batch:
+        parts.append(f"dynamic_batching {{ max_queue_delay_microseconds: {options.delay_us} }}")
+    if served.platform == "onnxruntime_onnx" and served.libraries:
+        if options.device == "gpu":
+            parts.append('optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }')
+        else:
+            library = (options.repository / name / "lib" / served.libraries[0].name).absolute()
+            parts.append(f"model_operations {{ op_library_filename: {json.dumps(str(library))} }}")
+    return "\n".join(parts) + "\n"
+
+
+def _batch_symbol(served: _Served) -> str:
+    firsts = {tensor.dims[0] if tensor.dims else 0 for tensor in [*served.inputs, *served.outputs]}
+    (only,) = firsts if len(firsts) == 1 else (0,)
+    return only if isinstance(only, str) else ""
+
+
+def _tensor(tensor: GraphInput, *, skip: bool) -> str:
+    kind = _TYPES.get(tensor.dtype)
+    if kind is None:
+        raise UnsupportedModel(
+            "Triton does not know the type of a tensor",
+            where=f"tensor {tensor.name}",
+            got=onnx.TensorProto.DataType.Name(tensor.dtype),
+            need=f"one of {', '.join(_TYPES.values())}",
+            do="change the model's interface to one of these",
+        )
+    dims = ", ".join(str(dim) if isinstance(dim, int) else "-1" for dim in tensor.dims[int(skip) :])
+    # Triton wants at least one dim: a number for each item of the batch is a vector of one to it.
+    shape = f"dims: [ {dims} ]" if dims else "dims: [ 1 ] reshape { shape: [ ] }"
+    return f"name: {json.dumps(tensor.name)} data_type: {kind} {shape}"
+
+
+def _server_line(options: TritonOptions, folder: Path) -> str:
+    autoload = (folder / "lib" / AUTOLOAD).absolute()
+    preload = [f"LD_PRELOAD={shlex.quote(str(autoload))}"] if autoload.exists() else []
+    return " ".join([*preload, f"tritonserver --model-repository={shlex.quote(str(options.repository.absolute()))}"])

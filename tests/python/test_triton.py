@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``flash-trt triton`` writes a repository that Triton's own schema reads, with everything that a server loads."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from google.protobuf import text_format
+from python.attention_models import BF16, FLOAT, HALF, HEAD_DIM, HEADS, fused, unfused
+
+from flash_export.errors import EXIT_OK, EXIT_UNSAFE, EXIT_UNSUPPORTED, EXIT_USAGE
+from flash_trt.build import sidecar_path
+
+Command = Callable[..., int]
+
+pytestmark = pytest.mark.xdist_group("triton")
+
+
+@pytest.fixture(scope="module")
+def schema(repo_root: Path) -> ModuleType:
+    """Triton's ModelConfig, as NVIDIA's client package has it."""
+    folder = repo_root / "build" / "triton_schema"
+    if not folder.exists():
+        fetch = [sys.executable, str(repo_root / "scripts" / "fetch_wheels.py")]
+        fetch += [str(Path(__file__).with_name("triton_schema.txt")), "--below", "tritonclient/grpc", "--into", folder]
+        fetched = subprocess.run(fetch, capture_output=True, text=True, timeout=300, check=False)
+        if fetched.returncode != 0:
+            pytest.skip(f"Triton's schema cannot be fetched: {fetched.stderr.strip()[-300:]}")
+    spec = importlib.util.spec_from_file_location("model_config_pb2", folder / "model_config_pb2.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _config(schema: ModuleType, folder: Path) -> Any:
+    return text_format.Parse((folder / "config.pbtxt").read_text(), schema.ModelConfig())
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(FLOAT, "TYPE_FP32"), (HALF, "TYPE_FP16"), (BF16, "TYPE_BF16")])
+def test_an_onnx_file_is_served_on_the_cpu_with_the_operator_library(
+    schema: ModuleType, tmp_path: Path, flash_trt: Command, dtype: int, kind: str
+) -> None:
+    model, repository = fused(tmp_path / "my.model.onnx", dtype=dtype), tmp_path / "models"
+    flags = ("--device", "cpu", "--max-batch", 16, "--instances", 2, "--delay-us", 250)
+    assert flash_trt("triton", repository, model, *flags) == EXIT_OK
+    config = _config(schema, repository / "my")
+    assert config.name == "my"
+    assert config.platform == "onnxruntime_onnx"
+    assert config.max_batch_size == 16
+    assert [(i.name, list(i.dims)) for i in config.input] == [
+        (name, [HEADS, -1, HEAD_DIM]) for name in ("query", "key", "value")
+    ]
+    assert {schema.DataType.Name(tensor.data_type) for tensor in [*config.input, *config.output]} == {kind}
+    (group,) = config.instance_group
+    assert group.count == 2
+    assert group.kind == schema.ModelInstanceGroup.KIND_CPU
+    assert config.dynamic_batching.max_queue_delay_microseconds == 250
+    (library,) = config.model_operations.op_library_filename
+    served = onnxruntime.SessionOptions()
+    served.register_custom_ops_library(library)
+    onnxruntime.InferenceSession(repository / "my" / "1" / "model.onnx", served)
+
+
+def test_an_onnx_file_on_the_gpu_gets_the_plugin_by_preloading(
+    schema: ModuleType, tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert flash_trt("triton", tmp_path / "my models", fused(tmp_path / "m.onnx")) == EXIT_OK
+    folder = tmp_path / "my models" / "m"
+    preload, server, where = shlex.split(capsys.readouterr().out.strip())
+    assert preload == f"LD_PRELOAD={folder / 'lib' / 'libflash_attention_autoload.so'}"
+    assert [server, where] == ["tritonserver", f"--model-repository={tmp_path / 'my models'}"]
+    assert (folder / "lib" / "libflash_attention_plugin.so").is_file()
+    config = _config(schema, folder)
+    assert config.optimization.execution_accelerators.gpu_execution_accelerator[0].name == "tensorrt"
+    assert config.instance_group[0].kind == schema.ModelInstanceGroup.KIND_GPU
+
+
+def test_a_model_without_our_nodes_needs_no_library_of_ours(
+    schema: ModuleType, tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert flash_trt("triton", tmp_path / "r", unfused(tmp_path / "m.onnx"), "--device", "cpu") == EXIT_OK
+    assert list((tmp_path / "r" / "m" / "lib").iterdir()) == []
+    assert not _config(schema, tmp_path / "r" / "m").model_operations.op_library_filename
+    assert "LD_PRELOAD" not in capsys.readouterr().out
+
+
+def _engine(path: Path, **sidecar: Any) -> Path:
+    """A file that begins like an engine of TensorRT, with the sidecar that build writes."""
+    path.write_bytes(b"ftrt and the rest of a plan")
+    tensors = {
+        "inputs": [{"name": "ids", "dtype": onnx.TensorProto.INT64, "dims": ["batch", "seq"]}],
+        "outputs": [{"name": "score", "dtype": onnx.TensorProto.FLOAT, "dims": ["batch"]}],
+    }
+    document = {
+        "schema": 1,
+        "engine": {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()},
+        "backend": {"name": "tensorrt", "version": "11.4"},
+        "profile": {"ids": {"min": [1, 1], "opt": [4, 128], "max": [6, 512]}},
+        "tensors": tensors,
+    }
+    sidecar_path(path).write_text(json.dumps(document | sidecar))
+    return path
+
+
+def test_an_engine_is_served_with_its_own_largest_batch(schema: ModuleType, tmp_path: Path, flash_trt: Command) -> None:
+    engine = _engine(tmp_path / "m.engine")
+    assert flash_trt("triton", tmp_path / "r", engine, "--name", "reader") == EXIT_OK
+    folder = tmp_path / "r" / "reader"
+    assert (folder / "1" / "model.plan").read_bytes() == engine.read_bytes()
+    config = _config(schema, folder)
+    assert config.platform == "tensorrt_plan"
+    assert config.max_batch_size == 6
+    assert list(config.input[0].dims) == [-1]
+    # One number an item.
+    assert list(config.output[0].dims) == [1]
+    assert config.output[0].HasField("reshape")
+    assert {path.name for path in (folder / "lib").iterdir()} == {
+        "libflash_attention_autoload.so",
+        "libflash_attention_plugin.so",
+    }
+
+
+def test_an_engine_that_carries_the_plugin_needs_no_library(tmp_path: Path, flash_trt: Command) -> None:
+    assert flash_trt("triton", tmp_path / "r", _engine(tmp_path / "m.engine", embedded_plugin=True)) == EXIT_OK
+    assert list((tmp_path / "r" / "m" / "lib").iterdir()) == []
+
+
+def test_a_model_without_a_batch_is_served_without_batching(
+    schema: ModuleType, tmp_path: Path, flash_trt: Command
+) -> None:
+    path = fused(tmp_path / "m.onnx")
+    model = onnx.load(path)
+    for value in [*model.graph.input, *model.graph.output]:
+        value.type.tensor_type.shape.dim[0].dim_value = 3
+    onnx.save(model, path)
+    assert flash_trt("triton", tmp_path / "r", path) == EXIT_OK
+    config = _config(schema, tmp_path / "r" / "m")
+    assert config.max_batch_size == 0
+    assert not config.HasField("dynamic_batching")
+    assert list(config.input[0].dims) == [3, HEADS, -1, HEAD_DIM]
+
+
+def test_weights_in_a_file_of_their_own_go_along(tmp_path: Path, flash_trt: Command) -> None:
+    path = unfused(tmp_path / "m.onnx")
+    model = onnx.load(path)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((300, 300), np.float32), "spare"))
+    onnx.save(model, path, save_as_external_data=True, location="m.weights", size_threshold=10**4)
+    assert flash_trt("triton", tmp_path / "r", path, "--device", "cpu") == EXIT_OK
+    onnxruntime.InferenceSession(tmp_path / "r" / "m" / "1" / "model.onnx")
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_triton_does_not_run_and_what_is_not_trusted_is_refused(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rtx = _engine(tmp_path / "rtx.engine", backend={"name": "tensorrt-rtx", "version": "1.7"})
+    assert flash_trt("triton", tmp_path / "r", rtx) == EXIT_UNSUPPORTED
+    assert "--backend tensorrt" in capsys.readouterr().err
+    strange = _engine(tmp_path / "m.engine", engine={"sha256": "0"})
+    assert flash_trt("triton", tmp_path / "r", strange) == EXIT_UNSAFE
+    silent = _engine(tmp_path / "m.engine", tensors=None)
+    assert flash_trt("triton", tmp_path / "r", silent) == EXIT_USAGE
+    assert list((tmp_path / "r").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a/b", ".hidden"])
+def test_a_name_that_is_no_folders_is_refused(tmp_path: Path, flash_trt: Command, name: str) -> None:
+    assert flash_trt("triton", tmp_path / "r", fused(tmp_path / "m.onnx"), "--name", name) == EXIT_USAGE
+
+
+def test_a_model_of_the_same_name_is_not_replaced(tmp_path: Path, flash_trt: Command) -> None:
+    model = fused(tmp_path / "m.onnx")
+    assert flash_trt("triton", tmp_path / "r", model) == EXIT_OK
+    before = (tmp_path / "r" / "m" / "config.pbtxt").read_text()
+    assert flash_trt("triton", tmp_path / "r", model, "--max-batch", 3) == EXIT_USAGE
+    assert (tmp_path / "r" / "m" / "config.pbtxt").read_text() == before
