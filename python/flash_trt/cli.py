@@ -290,7 +290,7 @@ def triton(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings, errors and results.")] = False,
 ) -> int:
-    """Puts a model with its configuration and our libraries into a Triton model repository; prints the server's line."""
+    """Puts a model, its configuration and our libraries into a Triton model repository; prints the server's line."""
     options = TritonOptions(repository, model, name, device, max_batch, instances, delay_us, trust_engine)
     print(triton_step(options, Talk(quiet=quiet)).server_line)
     return 0
