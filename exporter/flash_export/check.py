@@ -71,7 +71,7 @@ def check(
     """
     tell = progress or (lambda step, done, total: None)
     tell("structure", 0, 1)
-    check_structure(fused)
+    check_structure(fused, unfused)
     tell("structure", 1, 1)
     with tempfile.TemporaryDirectory(prefix="flash-export-check-") as name:
         folder = Path(name)

@@ -88,7 +88,7 @@ def run(options: Options, talk: Talk | None = None, loaded: Loaded | None = None
                         progress=talk.progress,
                     ).as_report()
             else:
-                check_structure(files.fused)
+                check_structure(files.fused, files.unfused)
                 talk.warn("--no-check: the numbers of this file are not proven")
             with talk.step("save", str(output)):
                 document = report.as_json(facts, output, files.published_unfused, checked)

@@ -18,10 +18,13 @@ import onnx_ir as ir
 import onnxruntime
 
 from flash_export import twin
+from flash_export.save_weights import tensors_of
 
 _INLINE_BYTES = 64 * 2**20
 """More than this of weights in memory goes through a file: a protobuf message ends at 2 GiB."""
 _EXTERNAL_FROM_BYTES = 2**20
+_PREPACK_BYTES = 2**29
+"""Above this, weights stay mapped from their file; ONNX Runtime would hold a rearranged copy of them in memory."""
 
 
 class CannotRun(Exception):
@@ -40,6 +43,8 @@ class Session:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # up to three sessions take turns
+        if sum(t.nbytes for t in tensors_of(model)) > _PREPACK_BYTES:
+            options.add_session_config_entry("session.disable_prepacking", "1")
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         try:
             with tempfile.TemporaryDirectory(dir=folder) as name:
@@ -141,9 +146,7 @@ def open_float64(model: ir.Model, folder: Path) -> AnySession:
 
 def _source(model: ir.Model, folder: Path, options: onnxruntime.SessionOptions) -> str | bytes:
     """What ONNX Runtime loads: bytes that refer to the weights' own files where all lie in one folder, else a path."""
-    tensors = [
-        v.const_value for graph in model.graphs() for v in graph.initializers.values() if v.const_value is not None
-    ]
+    tensors = tensors_of(model)
     external = [t for t in tensors if isinstance(t, ir.ExternalTensor)]
     folders = {str(t.base_dir) for t in external}
     inline = sum(t.nbytes for t in tensors if not isinstance(t, ir.ExternalTensor))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from flash_export.mapped import mapped
+
 SMALL_TENSOR_BYTES = 4096
 """A tensor below this stays in the ``.onnx``: shapes and scales are read by tools that do not open the data file."""
 ALIGNMENT_BYTES = 4096
@@ -36,7 +38,8 @@ def write_weights(tensors: list[ir.TensorProtocol], folder: Path, stem: str) -> 
     places: dict[int, tuple[int, int]] = {}
     with path.open("wb") as file:
         for tensor in filter(_goes_outside, tensors):
-            content = memoryview(tensor.tobytes())
+            with mapped(tensor):
+                content = tensor.tobytes()
             digest = hashlib.sha256(content).digest()
             if digest not in by_content:
                 file.write(b"\0" * (-file.tell() % ALIGNMENT_BYTES))

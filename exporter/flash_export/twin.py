@@ -14,6 +14,8 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common
 
+from flash_export.mapped import mapped
+
 _HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 _TYPE_ATTRIBUTES = ("to", "dtype", "softmax_precision")
@@ -216,7 +218,8 @@ def _converted(tensor: ir.TensorProtocol, target: ir.DataType) -> ir.TensorProto
 
 def _converter(tensor: ir.TensorProtocol, target: ir.DataType) -> Callable[[], ir.Tensor]:
     def convert() -> ir.Tensor:
-        return ir.Tensor(convert_array(tensor.numpy(), target.numpy()), name=tensor.name)
+        with mapped(tensor):
+            return ir.Tensor(convert_array(tensor.numpy(), target.numpy()), name=tensor.name)
 
     return convert
 

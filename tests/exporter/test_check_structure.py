@@ -104,3 +104,23 @@ def test_operators_of_onnx_runtime_beside_ours_are_no_fault(fused: onnx.ModelPro
     fused.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
     onnx.save(fused, tmp_path / "contrib.onnx")
     check_structure(tmp_path / "contrib.onnx")
+
+
+def with_a_wrong_shape(model: onnx.ModelProto, path: Path) -> Path:
+    """Says that an output has five dims, which it has not."""
+    onnx.save(model, path)
+    changed = onnx.load(path)
+    del changed.graph.output[0].type.tensor_type.shape.dim[:]
+    for _ in range(5):
+        changed.graph.output[0].type.tensor_type.shape.dim.add(dim_value=7)
+    onnx.save(changed, path)
+    return path
+
+
+def test_a_shape_that_was_wrong_before_is_no_fault_of_the_rewrite(fused: onnx.ModelProto, tmp_path: Path) -> None:
+    wrong = with_a_wrong_shape(fused, tmp_path / "fused.onnx")
+    unfused = ir.to_proto(build(Recipe(sites=2), fused=False))
+    onnx.save(unfused, tmp_path / "right.onnx")
+    with pytest.raises(BrokenRewrite, match="onnx.checker"):
+        check_structure(wrong, tmp_path / "right.onnx")
+    check_structure(wrong, with_a_wrong_shape(unfused, tmp_path / "wrong.onnx"))
