@@ -56,10 +56,9 @@ struct Forward {
     clear(state);
     if (tiles.begin < tiles.end) {
       loadTile<Shape, kTileQ, kPlain>(shared + Shape::kQueryOffset, work.query, p.query.row_stride, work.row0,
-                                      work.row_end, p.head_dim, p.vector_copies);
-      loadKeys(p, work, tiles.end - 1);
-      FLASH_NO_UNROLL
-      for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) step(p, work, state, tiles, tile);
+                                      work.row_end, p.head_dim, p.vector_copies, false);
+      loadKeys(p, work, tiles.end - 1, false);
+      visit(p, work, state, tiles);
     }
     finish(p, work, state);
   }
@@ -94,6 +93,25 @@ struct Forward {
            int64_t(head) * tensor.head_stride;
   }
 
+  // Masked tiles lie at either end. Plain kernels have a loop without a mask for those between; in the others
+  // the mask is a small part, and a second copy of their loop would spill.
+  static FLASH_DEVICE void visit(ForwardParams const& p, Work const& work, State& state,
+                                 KeyTiles const& tiles) {
+    int tile = tiles.end - 1;
+    if constexpr (kPlain) {
+      FLASH_NO_UNROLL
+      while (tile >= tiles.begin) {
+        FLASH_NO_UNROLL
+        for (; tile >= tiles.begin && tiles.needsMask(tile); --tile) step(p, work, state, tiles, tile, true);
+        FLASH_NO_UNROLL
+        for (; tile >= tiles.full_begin; --tile) step(p, work, state, tiles, tile, false);
+      }
+    } else {
+      FLASH_NO_UNROLL
+      for (; tile >= tiles.begin; --tile) step(p, work, state, tiles, tile, tiles.needsMask(tile));
+    }
+  }
+
   template <int kRows, int kColumns, class Act>
   static FLASH_DEVICE void forEach(float (&fragments)[kRows][kColumns][4], Act act) {
     FLASH_UNROLL
@@ -118,33 +136,35 @@ struct Forward {
     }
   }
 
-  static FLASH_DEVICE void loadKeys(ForwardParams const& p, Work const& work, int tile) {
+  static FLASH_DEVICE void loadKeys(ForwardParams const& p, Work const& work, int tile, bool all_there) {
     loadTile<Shape, kTileKv, kPlain>(ops::sharedBase() + Shape::kKeyOffset, work.key, p.key.row_stride,
-                                     tile * kTileKv, work.band.kv_length, p.head_dim, p.vector_copies);
+                                     tile * kTileKv, work.band.kv_length, p.head_dim, p.vector_copies,
+                                     all_there);
     ops::copyAsyncCommit();
   }
 
-  static FLASH_DEVICE void loadValues(ForwardParams const& p, Work const& work, int tile) {
+  static FLASH_DEVICE void loadValues(ForwardParams const& p, Work const& work, int tile, bool all_there) {
     loadTile<Shape, kTileKv, kPlain>(ops::sharedBase() + Shape::kValueOffset, work.value, p.value.row_stride,
-                                     tile * kTileKv, work.band.kv_length, p.v_head_dim, p.vector_copies);
+                                     tile * kTileKv, work.band.kv_length, p.v_head_dim, p.vector_copies,
+                                     all_there);
     ops::copyAsyncCommit();
   }
 
   static FLASH_DEVICE void step(ForwardParams const& p, Work const& work, State& state, KeyTiles const& tiles,
-                                int tile) {
+                                int tile, bool masked) {
     uint32_t const shared = ops::sharedBase();
     ops::copyAsyncWait<0>();
     ops::syncThreads();  // K(n) is there for all; all are done with V(n+1)
-    loadValues(p, work, tile);
+    loadValues(p, work, tile, !masked);
     typename Products::Scores s;
     forEach(s, [](float& score) { score = 0.0f; });
     Products::scores(s, shared + Shape::kQueryOffset, shared + Shape::kKeyOffset);
     if (!Softmax::kRawScores) addScoreTerms(p, work, s, tile * kTileKv);
-    if (tiles.needsMask(tile)) mask(work, s, tile * kTileKv);
+    if (masked) mask(work, s, tile * kTileKv);
     softmax(Softmax(p), state, s);
     ops::copyAsyncWait<0>();
     ops::syncThreads();  // V(n) is there for all; all are done with K(n)
-    if (tile > tiles.begin) loadKeys(p, work, tile - 1);
+    if (tile > tiles.begin) loadKeys(p, work, tile - 1, true);  // only the last tile may lack keys
     Products::accumulate(state.out, s, shared + Shape::kValueOffset);
   }
 

@@ -31,16 +31,26 @@ FLASH_DEVICE void scatterChunk(Element* target, ops::Words4 chunk, int count) {
 }
 
 // Starts the copy of rows row0 ... row0 + kRows - 1 into the tile at `tile`; rows from `row_end` on are
-// zeros. The caller commits and waits.
+// zeros. `all_there`, a constant: there are none such, and a copy costs an addition instead of a dozen
+// instructions for its address. The caller commits and waits.
 template <class Shape, int kRows, bool kVectorOnly, class Element>
 FLASH_DEVICE void loadTile(uint32_t tile, Element const* source, int64_t row_stride, int row0, int row_end,
-                           int head_dim, bool vector_copies) {
+                           int head_dim, bool vector_copies, bool all_there) {
   constexpr int kRowStep = Shape::kThreads / Shape::kChunks;
   int const chunk = ops::threadIndex() % Shape::kChunks;
   int const first_row = ops::threadIndex() / Shape::kChunks;
   int const count = smaller(head_dim - chunk * Shape::kChunkElements, Shape::kChunkElements);
   Element const* const column = source + chunk * Shape::kChunkElements;
-  if (kVectorOnly || vector_copies) {
+  if (kVectorOnly && all_there) {
+    Element const* from = (count > 0 ? column : source) + int64_t(row0 + first_row) * row_stride;
+    int64_t const step = kRowStep * row_stride;
+    FLASH_UNROLL_4
+    for (int i = 0; i < kRows / kRowStep; ++i) {
+      ops::copyAsync(tile + swizzled(first_row + i * kRowStep, chunk, Shape::kChunks), from,
+                     count > 0 ? kChunkBytes : 0);
+      from += step;
+    }
+  } else if (kVectorOnly || vector_copies) {
     FLASH_UNROLL_4
     for (int i = 0; i < kRows / kRowStep; ++i) {
       int const row = first_row + i * kRowStep;

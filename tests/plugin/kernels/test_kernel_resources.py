@@ -76,7 +76,7 @@ def test_it_reads_the_table_of_variants(script: ModuleType) -> None:
 
 
 def test_no_kernel_spills_on_any_architecture(script: ModuleType, repo_root: Path, native_build: Path) -> None:
-    if script.find_cuobjdump() is None:
+    if script.find_tool("cuobjdump") is None:
         pytest.skip("cuobjdump is not here; pip install nvidia-cuda-cuobjdump")
     library = native_build / "lib" / "libflash_attention_plugin.so"
     done = subprocess.run(

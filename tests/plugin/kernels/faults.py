@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One-line faults of the kernels, and the bench that says whether the tests catch one.
+
+The emulation and forward_tests are compiled once, with a table of variants cut down to two head dims; the one kernel
+source that a fault sits in is compiled again for each, and forward_tests runs the few cases that it should show in.
+scripts/mutate_kernels.py runs them all, test_seeded_faults.py a sample.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[3]
+KERNELS = REPOSITORY / "plugin/kernels"
+TESTS = REPOSITORY / "tests/plugin/kernels"
+UNITS = ["fp16_plain", "fp16_general", "fp32"]
+FLAGS = ["-std=c++20", "-O1", "-ffp-contract=off"]
+SMALL_TABLE = re.compile(r"^FLASH_VARIANT\((Half|Float), (32|64),.*\n", re.MULTILINE)
+SEEDS = ("1", "7")
+"""Two schedules a fault: a race that shows only when the right thread comes first is no catch."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One edit to the kernels.
+
+    Args:
+        name: what is wrong.
+        file: below plugin/kernels.
+        old: text that is there once.
+        new: what stands in its place.
+        caught_as: what the report must say (a regular expression).
+        unit: the kernel source to compile with it.
+        cases: forward_tests runs those whose description holds this.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    caught_as: str
+    unit: str = "fp16_plain"
+    cases: str = "D 64 Dv 64 heads-first bottom-right"
+
+
+UNORDERED = "(race|still be reading|in flight|nothing has written)"
+"""What a missing barrier is reported as: it depends on who comes first."""
+
+WAIT_K = "    ops::copyAsyncWait<0>();\n    ops::syncThreads();  // K(n) is there"
+WAIT_V = "    ops::copyAsyncWait<0>();\n    ops::syncThreads();  // V(n) is there"
+REFILL = "    if (tile > tiles.begin) loadKeys(p, work, tile - 1, true);\n"
+
+FAULTS = [
+    Fault(
+        name="missing_wait_for_keys",
+        file="forward.h",
+        old=WAIT_K,
+        new="    ops::syncThreads();  // K(n) is there",
+        caught_as=r"ldmatrix at products\.h:\d+ reads shared address \d+ while a copy .*missing wait",
+    ),
+    Fault(
+        name="missing_wait_for_values",
+        file="forward.h",
+        old=WAIT_V,
+        new="    ops::syncThreads();  // V(n) is there",
+        caught_as=r"ldmatrix\.trans at products\.h:\d+ reads .*missing wait",
+    ),
+    Fault(
+        name="missing_barrier_before_keys",
+        file="forward.h",
+        old=WAIT_K,
+        new="    ops::copyAsyncWait<0>();  // K(n) is there",
+        caught_as=r"(ldmatrix at products|cp\.async at tile_io)\.h:\d+ .*" + UNORDERED,
+    ),
+    Fault(
+        name="missing_barrier_before_values",
+        file="forward.h",
+        old=WAIT_V,
+        new="    ops::copyAsyncWait<0>();  // V(n) is there",
+        caught_as=r"(ldmatrix\.trans at products|cp\.async at tile_io)\.h:\d+ .*" + UNORDERED,
+    ),
+    Fault(
+        name="keys_refilled_too_early",
+        file="forward.h",
+        old=WAIT_V,
+        new=REFILL + WAIT_V,
+        caught_as=r"cp\.async at tile_io\.h:\d+ overwrites .*may still be reading",
+    ),
+    Fault(
+        name="values_refilled_too_early",
+        file="forward.h",
+        old=WAIT_K,
+        new="    loadValues(p, work, tile, !masked);\n" + WAIT_K,
+        caught_as=r"cp\.async at tile_io\.h:\d+ overwrites ",
+    ),
+    Fault(
+        name="missing_syncwarp_after_staging",
+        file="forward.h",
+        old="    ops::syncWarp();  // the warp's rows are staged\n",
+        new="",
+        caught_as=r"ld\.shared at tile_io\.h:\d+ reads .*(race|nothing has written)",
+    ),
+    Fault(
+        name="unpredicated_output_store",
+        file="tile_io.h",
+        old="if (row0 + row < row_end && count > 0) {",
+        new="if (count > 0) {",
+        caught_as=r"st\.global at tile_io\.h:\d+ writes 16 bytes outside every tensor",
+    ),
+    Fault(
+        name="unpredicated_lse_store",
+        file="forward.h",
+        old="if (p.lse != nullptr && row < work.row_end && (ops::lane() & 3) == 0) {",
+        new="if (p.lse != nullptr && (ops::lane() & 3) == 0) {",
+        caught_as=r"st\.global at forward\.h:\d+ writes 4 bytes outside every tensor",
+    ),
+    Fault(
+        name="unpredicated_load",
+        file="tile_io.h",
+        old="bool const there = count > 0 && row0 + row < row_end;",
+        new="bool const there = count > 0;",
+        caught_as=r"cp\.async at tile_io\.h:\d+ reads 16 bytes outside every tensor",
+    ),
+    Fault(
+        name="unpredicated_load_past_a_length",
+        file="forward.h",
+        old="tile * kTileKv, work.band.kv_length, p.v_head_dim",
+        new="tile * kTileKv, p.seqlen_kv, p.v_head_dim",
+        caught_as=r"output \d+ is -?nan",
+        cases="D 64 Dv 64 rows-first length",
+    ),
+    Fault(
+        name="unpredicated_bias",
+        file="forward.h",
+        old="row < work.row_end && first_key + n * 8 + e < work.band.kv_length;",
+        new="first_key + n * 8 + e < work.band.kv_length;",
+        caught_as=r"ld\.global at forward\.h:\d+ reads 2 bytes outside every tensor",
+        unit="fp16_general",
+        cases="D 64 Dv 64 rows-first bias holes",
+    ),
+    Fault(
+        name="padding_of_the_head_dim_not_zeroed",
+        file="tile_io.h",
+        old="if (i < count) chunk.w",
+        new="chunk.w",
+        caught_as=r"(ld\.global at tile_io\.h:\d+ reads 2 bytes outside every tensor|is -?nan)",
+        unit="fp16_general",
+        cases="D 33 Dv 33",
+    ),
+    Fault(
+        name="mask_one_key_late",
+        file="geometry.h",
+        old="smaller(band.kv_length, row + band.upper + 1) - key0",
+        new="smaller(band.kv_length, row + band.upper + 2) - key0",
+        caught_as=r"max error .* > ",
+    ),
+    Fault(
+        name="mask_one_key_early",
+        file="geometry.h",
+        old="return {row + band.lower - key0",
+        new="return {row + band.lower + 1 - key0",
+        caught_as=r"max error .* > ",
+        cases="D 64 Dv 64 rows-first diagonal left",
+    ),
+    Fault(
+        name="tail_not_masked",
+        file="geometry.h",
+        old="bool needsMask(int tile) const { return tile < full_begin || tile >= full_end; }",
+        new="bool needsMask(int tile) const { return tile < full_begin; }",
+        caught_as=r"cp\.async at tile_io\.h:\d+ reads 16 bytes outside every tensor",
+        cases="Sq 131 Skv 133 D 64 Dv 64 rows-first",
+    ),
+    Fault(
+        name="last_tile_skipped",
+        file="geometry.h",
+        old="int const end = (larger(last_row.last, 0) + tile_kv - 1) / tile_kv;",
+        new="int const end = larger(last_row.last, 0) / tile_kv;",
+        caught_as=r"max error .* > ",
+    ),
+    Fault(
+        name="output_not_rescaled",
+        file="forward.h",
+        old="state.out[m][n][h * 2 + 1] *= shrink;",
+        new="",
+        caught_as=r"max error .* > ",
+    ),
+    Fault(
+        name="half_of_a_row_not_summed",
+        file="forward.h",
+        old="        sum += ops::shuffleXor(sum, 2);\n",
+        new="",
+        caught_as=r"max error .* > ",
+    ),
+    Fault(
+        name="row_without_keys_is_nan",
+        file="softmax.h",
+        old="return row_max == kNegativeInfinity ? 0.0f : row_max;",
+        new="return row_max;",
+        caught_as=r"output \d+ is -?nan",
+        cases="D 64 Dv 64 rows-first bottom-right sinks",
+    ),
+    Fault(
+        name="scale_one_percent_off",
+        file="softmax.h",
+        old="scale_log2(p.scale_log2) {}",
+        new="scale_log2(p.scale_log2 * 1.01f) {}",
+        caught_as=r"max error .* > ",
+    ),
+    Fault(
+        name="log2_e_folded_into_a_lowest_bias",
+        file="softmax.h",
+        old="FLASH_DEVICE float weight(float score, float offset) const { return exp(score - offset); }\n"
+        "  FLASH_DEVICE float shrink(float old_max, float new_max) const { return exp(old_max - new_max); }\n"
+        "  FLASH_DEVICE float natural",
+        new="FLASH_DEVICE float weight(float score, float offset) const {\n"
+        "    return ops::exp2Approx(score * kLog2E - offset * kLog2E);\n  }\n"
+        "  FLASH_DEVICE float shrink(float old_max, float new_max) const { return exp(old_max - new_max); }\n"
+        "  FLASH_DEVICE float natural",
+        caught_as=r"output \d+ is -?nan",
+        unit="fp16_general",
+        cases="D 64 Dv 64 rows-first bias lowest-rows fp32",
+    ),
+    Fault(
+        name="heads_of_a_group_taken_round_robin",
+        file="forward.h",
+        old="int const kv_head = w.head / p.group;",
+        new="int const kv_head = w.head % p.kv_heads;",
+        caught_as=r"max error .* > ",
+        unit="fp32",
+        cases="Hq 6 Hkv 3",
+    ),
+    Fault(
+        name="no_swizzle",
+        file="geometry.h",
+        old="return chunks_per_row >= 8 ? uint32_t(row) & 7u : (uint32_t(row) >> 1) & 3u;",
+        new="return chunks_per_row >= 8 ? uint32_t(row) & 0u : (uint32_t(row) >> 1) & 3u;",
+        caught_as=r"\d+ bank conflicts of ldmatrix",
+    ),
+    Fault(
+        name="shuffle_inside_a_branch",
+        file="forward.h",
+        old="new_max = ops::maximum(new_max, ops::shuffleXor(new_max, 2));",
+        new="if (ops::lane() != 9) new_max = ops::maximum(new_max, ops::shuffleXor(new_max, 2));",
+        caught_as=r"shfl\.xor at forward\.h:\d+ is divergent: others are in shfl\.xor at forward\.h:\d+",
+    ),
+    Fault(
+        name="exponential_of_the_fast_unit_in_fp32",
+        file="softmax.h",
+        old="static FLASH_DEVICE float exp(float x) { return expPrecise(x); }",
+        new="static FLASH_DEVICE float exp(float x) { return ops::exp2Approx(x * 1.4427f); }",
+        caught_as=r"max error .* > ",
+        unit="fp32",
+    ),
+]
+
+
+def copy_kernels(folder: Path) -> Path:
+    """A copy of the kernels' sources with few variants, to compile quickly."""
+    kernels = folder / "kernels"
+    shutil.copytree(KERNELS, kernels)
+    table = (KERNELS / "variants.inc").read_text()
+    (kernels / "variants.inc").write_text("".join(match[0] for match in SMALL_TABLE.finditer(table)))
+    return kernels
+
+
+def compile_source(source: Path, target: Path, kernels: Path) -> None:
+    """Compiles one C++ file; ``kernels`` is the folder its includes come from."""
+    command = ["g++", *FLAGS, f"-I{kernels}", "-c", str(source), "-o", str(target)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+def compile_unit(unit: str, kernels: Path, folder: Path) -> Path:
+    """Compiles one kernel source for the emulation and returns its object file."""
+    wrapper = folder / f"{unit}.cpp"
+    wrapper.write_text(f'#include "{kernels}/forward_{unit}.cu"\n')
+    compile_source(wrapper, folder / f"{unit}.o", kernels)
+    return folder / f"{unit}.o"
+
+
+def run_cases(objects: list[Path], folder: Path, cases: str, seed: str) -> subprocess.CompletedProcess[str]:
+    """Links forward_tests of these objects, once, and runs it."""
+    program = folder / "forward_tests"
+    if not program.exists():
+        subprocess.run(["g++", *map(str, objects), "-o", str(program)], check=True)
+    environment = {"FLASH_EMULATION_SEED": seed}
+    return subprocess.run([program, cases], env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+class Bench:
+    """Sound objects in ``folder``; raises CalledProcessError where they do not compile."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        kernels = copy_kernels(folder)
+        self._objects = {unit: compile_unit(unit, kernels, folder) for unit in UNITS}
+        sources = [kernels / "dispatch.cpp", *(kernels / "emulation").glob("*.cpp")]
+        for source in [*sources, *(TESTS / f"{name}.cpp" for name in ("judge", "problem", "test_forward"))]:
+            self._objects[source.stem] = folder / f"{source.stem}.o"
+            compile_source(source, self._objects[source.stem], kernels)
+
+    def why_sound_fails(self, cases: str) -> str:
+        """What the cases report without any fault; empty when they pass."""
+        sound = run_cases(list(self._objects.values()), self._folder, cases, SEEDS[0])
+        return "" if sound.returncode == 0 else f"{cases}: {sound.stdout}"
+
+    def why_missed(self, fault: Fault) -> str:
+        """Empty when the fault is caught with every schedule and reported as it should be."""
+        folder = self._folder / fault.name
+        folder.mkdir()
+        kernels = copy_kernels(folder)
+        source = (kernels / fault.file).read_text()
+        if source.count(fault.old) != 1:
+            return f"{fault.file} holds this {source.count(fault.old)} times: {fault.old}"
+        (kernels / fault.file).write_text(source.replace(fault.old, fault.new))
+        objects = self._objects | {fault.unit: compile_unit(fault.unit, kernels, folder)}
+        for seed in SEEDS:
+            result = run_cases(list(objects.values()), folder, fault.cases, seed)
+            if result.returncode != 1:
+                return f"not caught with schedule {seed}: {result.stdout}{result.stderr}"
+            if not re.search(fault.caught_as, result.stdout):
+                return f"reported as something else with schedule {seed}: {result.stdout}"
+        return ""

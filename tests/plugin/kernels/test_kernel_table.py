@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/kernel_table.py: it finds the hot loop, its gates can fail, and they hold for our library."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FUNCTION = (
+    "_ZN12flash_export7kernels13forwardKernelINS0_7ForwardI6__halfLi128ELi128ELi64ELi8ELNS0_8FeaturesE0EEEEEv"
+    "NS0_13ForwardParamsE"
+)
+PLAIN = ("Half", 128, 128, 64, 8, "Plain")
+NESTED_LOOPS = f"""
+\t.section\t.text.{FUNCTION},"ax",@progbits
+.L_x_1:
+        /*0000*/                   IADD3 R1, R1, -0x1, RZ ;
+.L_x_2:
+        /*0010*/                   HMMA.16816.F32 R4, R8, R10, R4 ;
+        /*0020*/                   ISETP.GE.AND P0, PT, R1, RZ, PT ;
+        /*0030*/                   FSEL R4, R4, -INF , P0 ;
+        /*0040*/              @!P0 BRA `(.L_x_2) ;
+.L_x_3:
+        /*0050*/              @P1 HMMA.16816.F32 R4, R8, R10, R4 ;
+        /*0060*/                   MUFU.EX2 R4, R4 ;
+        /*0070*/               @P0 BRA `(.L_x_3) ;
+        /*0080*/               @P2 BRA `(.L_x_1) ;
+.L_x_4:
+        /*0090*/                   FADD R4, R4, R4 ;
+        /*00a0*/                   BRA `(.L_x_4) ;
+"""
+
+
+@pytest.fixture(scope="module")
+def script(repo_root: Path) -> ModuleType:
+    sys.path.insert(0, str(repo_root / "scripts"))
+    try:
+        return importlib.import_module("kernel_table")
+    finally:
+        sys.path.remove(str(repo_root / "scripts"))
+
+
+def test_the_hot_loop_is_the_shortest_innermost_one_that_multiplies(script: ModuleType) -> None:
+    (listing,) = script.read_listings(NESTED_LOOPS)
+    assert listing.function == FUNCTION
+    assert script.hot_loop(listing, "HMMA") == Counter(HMMA=1, MUFU=1, BRA=1)
+    assert script.hot_loop(listing, "FFMA") is None
+
+
+def test_the_ratio_is_of_the_busiest_other_unit(script: ModuleType) -> None:
+    issue_bound = script.HotLoop(PLAIN, "sm_80", Counter(HMMA=128, MUFU=34, FADD=350))
+    assert issue_bound.ratio == pytest.approx(8 * 128 / 512)
+    exponential_bound = script.HotLoop(PLAIN, "sm_80", Counter(HMMA=128, MUFU=128))
+    assert exponential_bound.ratio == pytest.approx(1.0)
+
+
+def test_every_gate_can_fail(script: ModuleType) -> None:
+    resources = [script.Resources(PLAIN, "sm_80", 185, 0, 0)]
+    good = script.HotLoop(PLAIN, "sm_80", Counter(HMMA=128, LDSM=72, MUFU=34, FADD=300))
+    assert script.gate_faults([good], resources, 9 << 20) == []
+    slow = script.HotLoop(PLAIN, "sm_80", Counter(HMMA=128, LDSM=80, MUFU=34, FADD=310))
+    assert script.gate_faults([slow], resources, 26 << 20) == [
+        "the library has 27262976 bytes; the limit is 26214400",
+        "Half128Plain: 552 instructions in the hot loop; the budget is 538",
+        "Half128Plain: 80 ldsm in the hot loop; the budget is 72",
+        "Half128Plain: tensor-bound ratio 1.86; the gate is 1.9",
+    ]
+    assert script.gate_faults([], resources, 0) == ["Half128Plain has no hot loop"]
+    wide = ("Half", 128, 512, 64, 8, "Plain")
+    resources = [script.Resources(wide, "sm_86", 185, 0, 0)]
+    assert "more shared memory than a block may have on sm_86" in script.gate_faults([], resources, 0)[0]
+    unknown = script.HotLoop(("Half", 96, 128, 64, 8, "Plain"), "sm_80", Counter(HMMA=1))
+    assert "has no budget" in script.gate_faults([unknown], [], 0)[0]
+
+
+def test_occupancy_is_bounded_by_shared_memory_too(script: ModuleType) -> None:
+    assert script.shared_bytes(PLAIN) == 64 << 10
+    few_registers = script.Resources(PLAIN, "sm_86", 32, 0, 0)
+    assert (few_registers.blocks, script.blocks_at_a_time(few_registers)) == (8, 1)
+
+
+def test_the_gates_hold_and_the_page_lists_every_kernel(
+    script: ModuleType, repo_root: Path, native_build: Path, tmp_path: Path
+) -> None:
+    if script.find_tool("cuobjdump") is None or script.find_tool("nvdisasm") is None:
+        pytest.skip("cuobjdump and nvdisasm are not here; pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm")
+    library = native_build / "lib" / "libflash_attention_plugin.so"
+    command = [sys.executable, repo_root / "scripts" / "kernel_table.py", library, "--write", tmp_path / "kernels.md"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    kept = (repo_root / "docs" / "kernels.md").read_text()
+    for variant in script.read_variants(script.VARIANTS.read_text()):
+        rows = f"| {script.name(variant)} | {variant[2]} x {variant[3]} |"
+        assert rows in (tmp_path / "kernels.md").read_text()
+        assert rows in kept, f"docs/kernels.md lacks {script.name(variant)}; make it again with {command[1].name}"
