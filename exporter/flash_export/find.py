@@ -123,10 +123,13 @@ def _settle(graph: ir.Graph, candidates: list[_Candidate], region: Region) -> No
     """Refuses sites whose scores or probabilities somebody else needs, and fills in those that stay."""
     while True:
         live = _live_nodes(graph, (c.plan for c in candidates))
-        kept = [c for c in candidates if _disappears(c, live, region)]
-        if len(kept) == len(candidates):
+        still = [c for c in candidates if any(n in live for n in c.plan.nodes)]
+        if not still:
             break
-        candidates = kept
+        refused = [c for c in still if not _ends_earlier(c, region)]
+        for candidate in refused:
+            _refuse_used(candidate, live)
+        candidates = [c for c in candidates if c not in refused]
     for candidate in candidates:
         _fill(candidate, live)
 
@@ -156,15 +159,23 @@ def _live_nodes(graph: ir.Graph, plans: Iterable[Plan]) -> set[ir.Node]:
     return live
 
 
-def _disappears(candidate: _Candidate, live: set[ir.Node], region: Region) -> bool:
-    remaining = [n for n in candidate.plan.nodes if n in live]
-    if not remaining:
-        return True
-    if remaining == [candidate.plan.nodes[-1]] and len(candidate.attention.tails) > 1:
-        # Somebody asks for the shape of the product's output: end the node there instead of below.
-        candidate.attention.tails = candidate.attention.tails[:1]
+def _ends_earlier(candidate: _Candidate, region: Region) -> bool:
+    """Ends the node above where it did: somebody may have asked for the shape of a value in between."""
+    tails = candidate.attention.tails
+    count = [tail.value for tail in tails].index(candidate.plan.output)
+    if count == 0:
+        return False
+    candidate.attention.tails = tails[:count]
+    try:
         candidate.plan = make_plan(candidate.attention, region)
-        return candidate.plan.output is candidate.attention.tails[0].value
+    except Refused:
+        return False
+    return True
+
+
+def _refuse_used(candidate: _Candidate, live: set[ir.Node]) -> None:
+    """Refuses a site of which something stays that the node would take the place of."""
+    remaining = [n for n in candidate.plan.nodes if n in live]
     after = candidate.plan.nodes.index(candidate.attention.anchor)
     late = any(candidate.plan.nodes.index(n) >= after for n in remaining)
     what = "probabilities" if late else "scores"
@@ -175,7 +186,6 @@ def _disappears(candidate: _Candidate, live: set[ir.Node], region: Region) -> bo
         f"export the model so that nothing else reads the {what}",
     )
     _refuse(candidate.site, reason, candidate.attention.anchor)
-    return False
 
 
 def _fill(candidate: _Candidate, live: set[ir.Node]) -> None:

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from flash_export import graph as g
 from flash_export.contents_rules import CONTENTS_RULES, MAX_CONTENTS
+from flash_export.contrib_shapes import CONTRIB_DOMAIN, CONTRIB_SHAPE_RULES
 from flash_export.dims import ONE, Dim, Shape
 from flash_export.shape_rules import SHAPE_RULES
 
@@ -128,18 +129,20 @@ class Shapes:
 
     def add(self, node: ir.Node) -> None:
         """Learns what ``node`` says of its outputs; those of its inputs must be known."""
-        if not node.outputs or (node.domain not in ("", "ai.onnx")):
+        if not node.outputs or node.domain not in ("", "ai.onnx", CONTRIB_DOMAIN):
             return
         dtype = self._derived_dtype(node)
         for value in node.outputs if node.op_type == "Split" else node.outputs[:1]:
             self._dtypes[value] = dtype
         derived: list[Shape | None] = [None] * len(node.outputs)
-        rule = SHAPE_RULES.get(node.op_type)
+        rules = CONTRIB_SHAPE_RULES if node.domain == CONTRIB_DOMAIN else SHAPE_RULES
+        rule = rules.get(node.op_type)
         if rule is not None:
-            derived[: len(node.outputs)] = rule(self, node)[: len(node.outputs)]
+            known = rule(self, node)[: len(node.outputs)]
+            derived[: len(known)] = known
         for value, shape in zip(node.outputs, derived, strict=True):
             self._shapes[value] = self._merged(value, shape)
-        if node.op_type in CONTENTS_RULES:
+        if node.op_type in CONTENTS_RULES and node.domain != CONTRIB_DOMAIN:
             contents = CONTENTS_RULES[node.op_type](self, node)
             if contents is not None and len(contents) <= MAX_CONTENTS:
                 self._contents[node.outputs[0]] = contents

@@ -84,6 +84,24 @@ def test_probabilities_that_a_branch_captures_are_used() -> None:
     assert code(proto) == "probabilities_used"
 
 
+def test_the_shape_of_a_value_between_product_and_output_may_be_asked_for() -> None:
+    """The legacy exporter computes the joining Reshape's target from the transposed output itself."""
+    asked = JOIN.replace("out = Reshape (back, join)", "") + (
+        "asked = Shape (back)\n b = Gather <axis = 0> (asked, i0)\n s = Gather <axis = 0> (asked, i1)\n"
+        "b1 = Unsqueeze (b, ax0)\n s1 = Unsqueeze (s, ax0)\n target = Concat <axis = 0> (b1, s1, minus)\n"
+        "out = Reshape (back, target)\n"
+    )
+    body = HEADS + SPLIT_HEADS + PLAIN.replace("out =", "out4 =") + asked
+    constants = SHAPES + ", int64[1] minus = {-1}"
+    proto = model(body, inputs=graphs.PROJECTED, outputs="float[B, S, 32] out", constants=constants)
+    fused, sites = fuse(proto)
+    assert only(sites).status == "fused", only(sites).reason
+    random = np.random.default_rng(3)
+    inputs = [random.standard_normal(s).astype(np.float32) for s in ((2, 5, 32), *[(32, 32)] * 3)]
+    expected, got = both(proto, fused, [x / 4 for x in inputs])
+    np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
 def test_attention_inside_a_branch_or_a_function_is_refused_as_subgraph() -> None:
     branch = (
         "then_branch = inner () => (float[B, 4, S, 8] r) {\n kt = Transpose <perm = [0, 1, 3, 2]> (k)\n"

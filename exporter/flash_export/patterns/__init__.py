@@ -8,12 +8,22 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from flash_export.canonical import Attention
-from flash_export.patterns import contrib, softmax, standard_attention
+from flash_export.patterns import (
+    contrib,
+    contrib_group_query,
+    contrib_multihead,
+    contrib_packed_weights,
+    softmax,
+    standard_attention,
+)
 from flash_export.region import Region
 
 PATTERNS: dict[tuple[str, str], Callable[[ir.Node, Region], Attention]] = {
     ("", "Softmax"): softmax.read,
     ("", "Attention"): standard_attention.read,
+    (contrib.DOMAIN, "Attention"): contrib_packed_weights.read,
+    (contrib.DOMAIN, "GroupQueryAttention"): contrib_group_query.read,
+    (contrib.DOMAIN, "MultiHeadAttention"): contrib_multihead.read,
     **{(contrib.DOMAIN, operator): contrib.read for operator in contrib.OPERATORS},
 }
 """Domain and operator of an anchor -> its reader: the canonical form, or Refused, or NotAttention."""

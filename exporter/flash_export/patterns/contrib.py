@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX Runtime's own attention operators: found and named, not fused yet."""
+"""ONNX Runtime's own attention operators that are found and named, but not fused."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from flash_export.region import Region
 
 DOMAIN = "com.microsoft"
 OPERATORS = (
-    "Attention",
     "DecoderMaskedMultiHeadAttention",
-    "GroupQueryAttention",
-    "MultiHeadAttention",
     "PackedAttention",
     "PackedMultiHeadAttention",
     "SparseAttention",

@@ -21,7 +21,8 @@ class Operator:
 
     ``query``, ``key`` and ``value`` are ``[B, S, H*D]`` or ``[B, H, S, D]``, each by itself. ``masks`` broadcast to
     ``[B, Hq, Sq, Skv]``: boolean ones hide with minus infinity where they are False, the others are added. ``also`` are
-    further outputs of the anchor and the values that take their place.
+    further outputs of the anchor and the values that take their place. ``flat``: the output is ``[B, S, H*Dv]`` whatever
+    the query is.
     """
 
     query: ir.Value
@@ -33,6 +34,7 @@ class Operator:
     softcap: float = 0.0
     masks: tuple[ir.Value, ...] = ()
     band: Band | None = None
+    flat: bool = False
     lengths: ir.Value | None = None
     sinks: ir.Value | None = None
     also: tuple[tuple[ir.Value, ir.Value], ...] = ()
@@ -54,7 +56,7 @@ def attention_of(anchor: ir.Node, operator: Operator, region: Region) -> Attenti
     _unify_operands(anchor, q_axes, k_axes, v_axes, region)
     batch, heads, rows, depth = (leaves(a) for a in q_axes)
     columns, v_depth = leaves(k_axes[2]), leaves(v_axes[3])
-    flat = len(query.last) == 3
+    flat = operator.flat or len(query.last) == 3
     result: Axes = [batch, rows, heads + v_depth] if flat else [batch, heads, rows, v_depth]
     scores: Axes = [batch, heads, rows, columns]
     return Attention(

@@ -143,6 +143,9 @@ def _softmax_axis(anchor: ir.Node, axes: Axes, opset: int) -> Axis:
         Refused: ``softmax_flattens`` for opset-11 semantics over more than the last axis.
     """
     axis = g.int_attribute(anchor, "axis", -1 if opset >= 13 else 1)
+    if not -len(axes) <= axis < len(axes):
+        text = f"Softmax over axis {axis} of scores with {len(axes)} axes"
+        raise Refused("softmax_axis", text, anchor, "give the softmax an axis that its input has")
     axis += len(axes) if axis < 0 else 0
     if opset < 13 and axis != len(axes) - 1:
         raise Refused(
