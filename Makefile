@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 NATIVE := build/native
 NATIVE_SOURCES := CMakeLists.txt $(shell find cmake plugin tests/plugin -name '*.py' -prune -o -type f -print 2>/dev/null)
-PYTHON_SOURCES := exporter python tests samples scripts
+PYTHON_SOURCES := exporter python tests samples scripts benchmarks
 
 .PHONY: all demo test test-native test-python lint format clean
 all: demo

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that times one runtime: ONNX Runtime or PyTorch. Two thread pools in one process disturb each other.
+
+Reads one JSON object a line, ``{"way", "problem" or "model", "threads", "seconds"}``, and answers with the seconds that
+one run takes, or with the memory that a first run adds when ``seconds`` is 0.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cpu_graphs
+import numpy as np
+import onnx
+from cpu_graphs import Problem
+
+Run = Callable[[], Any]
+
+
+def main() -> None:
+    """Answers until its input ends."""
+    last: tuple[str, Run] | None = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        seconds = request.pop("seconds")
+        key = json.dumps(request)
+        if last is None or last[0] != key:
+            last = None  # lets go of the old session's threads first
+            last = key, open_way(**request)
+        answer = timed(last[1], seconds) if seconds else added_bytes(last[1])
+        print(json.dumps(answer), flush=True)
+
+
+def open_way(way: str, threads: int, problem: dict[str, Any] | None = None, model: str = "", length: int = 0) -> Run:
+    """What one run is."""
+    if model:
+        return model_run(way, Path(model), threads, length)
+    assert problem is not None
+    if way == "PyTorch SDPA":
+        return torch_run(Problem(**problem), threads)
+    graph = cpu_graphs.GRAPHS[way](Problem(**problem))
+    session = onnx_session(graph.model().SerializeToString(), threads, ours=way.startswith("operator"))
+    return lambda: session.run([graph.output], graph.inputs)
+
+
+def onnx_session(model: bytes | str, threads: int, *, ours: bool) -> Any:
+    """A session whose threads stop spinning when a run ends, so that the next runtime has the processor."""
+    import onnxruntime
+
+    import flash_trt
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    if ours:
+        options.register_custom_ops_library(flash_trt.cpu_operator_path())
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def torch_run(problem: Problem, threads: int) -> Run:
+    """PyTorch's scaled_dot_product_attention."""
+    import torch
+
+    torch.set_num_threads(threads)
+    given = {name: torch.from_numpy(array) for name, array in problem.arrays().items()}
+    query, key, value = (given[name] for name in ("query", "key", "value"))
+    attention = torch.nn.functional.scaled_dot_product_attention
+    options = {"attn_mask": given.get("mask"), "is_causal": problem.causal, "enable_gqa": bool(problem.kv_heads)}
+    with torch.inference_mode():
+        attention(query, key, value, **options)
+
+    def run() -> Any:
+        with torch.inference_mode():
+            return attention(query, key, value, **options)
+
+    return run
+
+
+def model_run(way: str, path: Path, threads: int, length: int) -> Run:
+    """A whole model on one sequence of ``length`` ids, every one of them real."""
+    session = onnx_session(str(path), threads, ours=way == "fused")
+    feeds = {}
+    for value in onnx.load(path, load_external_data=False).graph.input:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        feeds[value.name] = np.ones((1, length), dtype)
+    return lambda: session.run(None, feeds)
+
+
+def timed(run: Run, seconds: float) -> float:
+    """Seconds of one run, the mean over ``seconds``; one run first that does not count."""
+    run()
+    count, start = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - start) < seconds or count == 0:
+        run()
+        count += 1
+    return elapsed / count
+
+
+def added_bytes(run: Run) -> int:
+    """What the peak of resident memory during the first run lies above what was there before it."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
+    before = resident("VmRSS")
+    output = run()
+    return resident("VmHWM") - before - sum(getattr(x, "nbytes", 0) for x in output)
+
+
+def resident(name: str) -> int:
+    """A line of /proc/self/status, in bytes."""
+    found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found
+    return int(found[1]) * 1024
+
+
+if __name__ == "__main__":
+    main()
