@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trained sentence encoder, from its folder to a search result with every attention fused.
 
-Exports the model, finds the nearest sentence with the fused model and with PyTorch, builds a TensorRT engine with the
-plugin in it, compares fused with unfused, and says what a machine with a GPU would run next.
+Exports the model, finds the nearest sentence with the fused model and with PyTorch, the fused model once in plain ONNX
+Runtime and once with our operator for the CPU, builds a TensorRT engine with the plugin in it, compares fused with
+unfused, and says what a machine with a GPU would run next.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModel, AutoTokenizer
+
+import flash_trt
 
 QUERY = "How do I reset my password?"
 SENTENCES = (
@@ -52,6 +55,7 @@ def main() -> int:
     done = Table("step", "result", "seconds", title="What was done", title_justify="left")
     done.add_row("export", *timed(lambda: export(folder, fused)))
     done.add_row("search", *timed(lambda: search(folder, fused)))
+    done.add_row("operator", *timed(lambda: search_with_operator(folder, fused)))
     if not arguments.no_engine:
         done.add_row("build", *timed(lambda: build(fused, engine)))
         done.add_row("compare", *timed(lambda: compare(fused, unfused)))
@@ -84,30 +88,34 @@ def export(folder: Path, fused: Path) -> str:
 def search(folder: Path, fused: Path) -> str:
     """Finds the sentence nearest to QUERY with plain ONNX Runtime and with PyTorch; both must agree."""
     session = onnxruntime.InferenceSession(fused, providers=["CPUExecutionProvider"])
+    return "plain ONNX Runtime: " + agree(embed_in_session(folder, session), embed_in_torch(folder))
 
-    def run_fused(tokens: dict[str, np.ndarray]) -> np.ndarray:
-        names = {i.name for i in session.get_inputs()}
-        return session.run(None, {name: value for name, value in tokens.items() if name in names})[0]
 
-    model = AutoModel.from_pretrained(folder).eval()
-
-    def run_torch(tokens: dict[str, np.ndarray]) -> np.ndarray:
-        with torch.inference_mode():
-            return model(**{name: torch.from_numpy(value) for name, value in tokens.items()})[0].numpy()
-
-    ours, theirs = embed(folder, run_fused), embed(folder, run_torch)
-    return agree(ours, theirs)
+def search_with_operator(folder: Path, fused: Path) -> str:
+    """The same with our operator for the CPU in ONNX Runtime: the nodes run in its kernels, not in their bodies."""
+    session = flash_trt.session(fused)
+    library = Path(flash_trt.cpu_operator_path()).name
+    return f"{library} in ONNX Runtime: " + agree(embed_in_session(folder, session), embed_in_torch(folder))
 
 
 def search_with_engine(folder: Path, engine: Path) -> str:
     """The same search with the TensorRT engine on a GPU."""
     from engine_runner import EngineRunner  # imported here: needs CUDA
 
-    runner = EngineRunner(engine)
+    return agree(embed(folder, EngineRunner(engine)), embed_in_torch(folder))
+
+
+def embed_in_session(folder: Path, session: onnxruntime.InferenceSession) -> np.ndarray:
+    """Embeddings by an ONNX Runtime session."""
+    names = {i.name for i in session.get_inputs()}
+    return embed(folder, lambda tokens: session.run(None, {n: x for n, x in tokens.items() if n in names})[0])
+
+
+def embed_in_torch(folder: Path) -> np.ndarray:
+    """Embeddings by the PyTorch model."""
     model = AutoModel.from_pretrained(folder).eval()
     with torch.inference_mode():
-        theirs = embed(folder, lambda t: model(**{k: torch.from_numpy(v) for k, v in t.items()})[0].numpy())
-    return agree(embed(folder, runner), theirs)
+        return embed(folder, lambda tokens: model(**{n: torch.from_numpy(x) for n, x in tokens.items()})[0].numpy())
 
 
 def embed(folder: Path, encoder) -> np.ndarray:

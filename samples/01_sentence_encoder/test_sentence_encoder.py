@@ -48,6 +48,13 @@ def test_the_search_finds_the_sentence_that_answers_the_question(sample: tuple[P
 
 
 @pytest.mark.xdist_group("sentence_encoder")
+def test_the_operator_for_the_cpu_gives_the_same_answer(sample: tuple[Path, str]) -> None:
+    said = " ".join(sample[1].replace("│", " ").split())
+    assert said.count("forgot password") == 2
+    assert "libflash_attention_cpu.so in ONNX Runtime" in said
+
+
+@pytest.mark.xdist_group("sentence_encoder")
 def test_plain_onnxruntime_runs_the_fused_file(sample: tuple[Path, str]) -> None:
     fused = sample[0] / "model.onnx"
     subprocess.run([sys.executable, "-c", PLAIN_ONNX_RUNTIME, str(fused)], check=True, timeout=120)
