@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from plugin.autoload import lean_runtime
 
 HERE = Path(__file__).parent
 OURS = 3
@@ -40,19 +41,7 @@ def tensorrt(request: pytest.FixtureRequest, repo_root: Path) -> Path:
         if spec is None or not spec.submodule_search_locations:
             pytest.skip("TensorRT for RTX is not installed: pip install 'flash-export[rtx]'")
         return Path(next(iter(spec.submodule_search_locations))) / "libtensorrt_rtx.so.1"
-    return _lean(repo_root, request.param)
-
-
-def _lean(repo_root: Path, major: str) -> Path:
-    folder = repo_root / "build" / "tensorrt_lean" / major
-    library = folder / f"libnvinfer_lean.so.{major}"
-    if not library.exists():
-        fetch = [sys.executable, str(repo_root / "scripts" / "fetch_wheels.py")]
-        fetch += [str(HERE / f"tensorrt_lean_{major}.txt"), "--below", "tensorrt_lean_libs", "--into", str(folder)]
-        fetched = subprocess.run(fetch, capture_output=True, text=True, timeout=300, check=False)
-        if fetched.returncode != 0:
-            pytest.skip(f"the lean runtime of TensorRT {major} cannot be fetched: {fetched.stderr.strip()[-300:]}")
-    return library
+    return lean_runtime.library(repo_root, request.param)
 
 
 def _host(*arguments: object, **environment: str) -> tuple[dict, str]:
@@ -98,7 +87,7 @@ def test_the_plugin_itself_does_nothing_when_it_is_only_opened(tensorrt: Path, p
 
 
 def test_preloaded_it_opens_the_tensorrt_on_the_library_path(autoload: Path, repo_root: Path) -> None:
-    library = _lean(repo_root, "11")
+    library = lean_runtime.library(repo_root, "11")
     plain, _ = _host(library, "--")
     seen, said = _host(library, "--", LD_PRELOAD=str(autoload), LD_LIBRARY_PATH=str(library.parent))
     assert seen["before"] == plain["before"] + OURS
