@@ -64,7 +64,10 @@ class Literal:
 
 @dataclasses.dataclass(slots=True)
 class BiasPart:
-    """One tensor that stays: ``factor * added``, or ``fill`` where any of ``literals`` is not at its ``keep``."""
+    """One tensor that stays: ``factor * added``, or ``fill`` where any of ``literals`` is not at its ``keep``.
+
+    The parts are summed in their order; one that ``overrides`` puts its fill in the place of the sum so far.
+    """
 
     axes: Axes
     node: ir.Node
@@ -72,6 +75,7 @@ class BiasPart:
     factor: float = 1.0
     literals: tuple[Literal, ...] = ()
     fill: float = 0.0
+    overrides: bool = False
 
 
 @dataclasses.dataclass(slots=True)
@@ -99,6 +103,7 @@ def plan_masks(attention: Attention, region: Region) -> MaskPlan:
     terms = [part for term in attention.terms for part in _flattened(term, prover)]
     for index, term in enumerate(terms):
         others = terms[:index] + terms[index + 1 :]
+        prover.overridden = any(_overrides(later) for later in terms[index + 1 :])
         _place(term, others, plan, prover)
     return plan
 
@@ -160,7 +165,13 @@ def _place(term: Term, others: list[Term], plan: MaskPlan, prover: _Prover) -> N
             term.node,
             "mask with -inf, or add the fill instead of replacing the score",
         )
-    plan.parts.append(BiasPart(hidden.axes, hidden.node, literals=tuple(kept), fill=hidden.fill))
+    overrides = _overrides(term)
+    plan.parts.append(BiasPart(hidden.axes, hidden.node, literals=tuple(kept), fill=hidden.fill, overrides=overrides))
+
+
+def _overrides(term: Term) -> bool:
+    """Whether a term forgets what stands in its place: a finite fill by Where shows again what was hidden before."""
+    return isinstance(term, Hidden) and term.fill != -np.inf
 
 
 def _may_hide(band: Band, fill: float, others: list[Term], plan: MaskPlan, prover: _Prover) -> bool:
@@ -169,7 +180,9 @@ def _may_hide(band: Band, fill: float, others: list[Term], plan: MaskPlan, prove
         # With lengths the node counts from the last key there is, the mask from the last of the tensor.
         return False
     if fill == -np.inf:
-        return True
+        return not prover.overridden
+    if fill > FORGETS:
+        return False
     return not plan.by_length and band.full_rows and all(prover.harmless(term) for term in others)
 
 
@@ -262,6 +275,8 @@ class _Prover:
         self._proofs = region.proofs
         self._rows = region.shapes.normal(size_of(attention.rows))
         self._columns = region.shapes.normal(size_of(attention.columns))
+        self.overridden = False
+        """Whether a term behind the one being placed may show again what that one hides."""
 
     def literal_band(self, literal: Literal) -> Band | None:
         """The band that a boolean part is, proven; None when it depends on data or is no band."""

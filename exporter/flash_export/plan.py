@@ -55,13 +55,17 @@ class Feed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BiasFeed:
-    """One summand of the bias: an added tensor of ``dtype``, or boolean tensors with a fill, each at rank 4."""
+    """One part of the bias: an added tensor of ``dtype``, or boolean tensors with a fill, each at rank 4.
+
+    Parts are summed in their order; where a part that ``overrides`` hides, its fill takes the place of the sum.
+    """
 
     feeds: tuple[Feed, ...]
     keeps: tuple[bool, ...]
     fill: float
     factor: float
     dtype: ir.DataType
+    overrides: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -365,7 +369,8 @@ def _bias(part: BiasPart, heads: _Heads, rows: Axis, columns: Axis, dtype: ir.Da
         # finfo.min of fp32 does not fit fp16; a bias may be fp32 beside an fp16 query.
         fits = part.fill == float("-inf") or abs(part.fill) <= 65504.0 or dtype != ir.DataType.FLOAT16
         own = dtype if fits else ir.DataType.FLOAT
-    return BiasFeed(feeds, tuple(literal.keep for literal in part.literals), part.fill, part.factor, own)
+    keeps = tuple(literal.keep for literal in part.literals)
+    return BiasFeed(feeds, keeps, part.fill, part.factor, own, part.overrides)
 
 
 def _bias_feed(value: ir.Value, part: BiasPart, heads: _Heads, rows: Axis, columns: Axis, region: Region) -> Feed:

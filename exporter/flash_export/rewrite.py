@@ -184,19 +184,22 @@ class _Builder:
         dtype = ir.DataType.FLOAT if wide else plan.dtype
         key = (plan.biases, dtype)
         if key not in self._biases:
-            parts = [self._summand(b, dtype, place, prefix) for b in plan.biases]
-            total = parts[0]
-            for part in parts[1:]:
-                total = self._emit("Add", [total, part], {}, place, prefix)
+            total: ir.Value | None = None
+            for bias in plan.biases:
+                if bias.overrides:
+                    total = self._masked(bias, total, dtype, place, prefix)
+                    continue
+                part = self._summand(bias, dtype, place, prefix)
+                total = part if total is None else self._emit("Add", [total, part], {}, place, prefix)
                 total.dtype = dtype
+            assert total is not None
             self._biases[key] = total
         return self._biases[key]
 
     def _summand(self, bias: BiasFeed, dtype: ir.DataType, place: ir.Node, prefix: str) -> ir.Value:
-        values = [self._feed(f, place, prefix) for f in bias.feeds]
         if bias.keeps:
-            return self._masked(values, bias, dtype, place, prefix)
-        value = values[0]
+            return self._masked(bias, None, dtype, place, prefix)
+        value = self._feed(bias.feeds[0], place, prefix)
         if bias.dtype != dtype:
             value = self._emit("Cast", [value], {"to": int(dtype)}, place, prefix)
         if bias.factor != 1.0:
@@ -206,13 +209,14 @@ class _Builder:
         return value
 
     def _masked(
-        self, values: list[ir.Value], bias: BiasFeed, dtype: ir.DataType, place: ir.Node, prefix: str
+        self, bias: BiasFeed, below: ir.Value | None, dtype: ir.DataType, place: ir.Node, prefix: str
     ) -> ir.Value:
-        """``Where(all visible, 0, fill)``; a single part keeps its polarity, several are brought to "visible"."""
-        zero = self._constant(np.array(0.0, dtype=_NUMPY[dtype]), "zero")
+        """``Where(all visible, below or 0, fill)``; one literal keeps its polarity, several are brought to "visible"."""
+        values = [self._feed(f, place, prefix) for f in bias.feeds]
+        seen = below or self._constant(np.array(0.0, dtype=_NUMPY[dtype]), "zero")
         fill = self._constant(np.array(bias.fill, dtype=_NUMPY[dtype]), "fill")
         if len(values) == 1:
-            branches = [zero, fill] if bias.keeps[0] else [fill, zero]
+            branches = [seen, fill] if bias.keeps[0] else [fill, seen]
             result = self._emit("Where", [values[0], *branches], {}, place, prefix)
         else:
             visible: ir.Value | None = None
@@ -220,7 +224,7 @@ class _Builder:
                 part = value if keep else self._emit("Not", [value], {}, place, prefix)
                 visible = part if visible is None else self._emit("And", [visible, part], {}, place, prefix)
             assert visible is not None
-            result = self._emit("Where", [visible, zero, fill], {}, place, prefix)
+            result = self._emit("Where", [visible, seen, fill], {}, place, prefix)
         result.dtype = dtype
         return result
 

@@ -345,3 +345,54 @@ def test_conjuncts_go_through_not_and_or_but_not_through_or_of_visible_parts() -
     parts = conjuncts(Part(values["c"], True))  # not (not x or y) = x and not y
     assert [(p.value.name, p.keep) for p in parts] == [("x", True), ("y", False)]
     assert [p.value.name for p in conjuncts(Part(values["d"], True))] == ["d"]
+
+
+@pytest.mark.parametrize("inner", ["lowest", "hidden"])
+@pytest.mark.parametrize("form", ["masked", "added"])
+def test_an_outer_finite_fill_takes_the_place_of_an_inner_one(inner: str, form: str) -> None:
+    """A row whose keys are all padded weighs every padded key alike, also those that the causal mask hid before."""
+    lines = {
+        "masked": f"first = Where (keep, scaled, {inner})\n",
+        "added": f"c = Where (keep, zero, {inner})\n first = Add (scaled, c)\n",
+    }[form]
+    proto = attention(
+        f"keep = LessOrEqual (j, i)\n {lines} masked = Where (pad, lowest, first)",
+        inputs=graphs.QKV + ", bool[B, 1, 1, T] pad",
+    )
+    fused, sites = fuse(proto)
+    assert causal(only(sites)) == "none"
+    for sizes in SIZES:
+        pad = np.zeros((sizes["B"], 1, 1, sizes["T"]), bool)
+        pad[..., : sizes["T"] // 2 + 1] = True
+        expected, got = both(proto, fused, [*numbers(sizes), pad])
+        np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
+def test_minus_infinity_around_a_finite_fill_leaves_the_causal_part_an_attribute() -> None:
+    proto = attention(
+        "keep = LessOrEqual (j, i)\n first = Where (pad, lowest, scaled)\n masked = Where (keep, first, hidden)",
+        inputs=graphs.QKV + ", bool[B, 1, 1, T] pad",
+    )
+    fused, sites = fuse(proto)
+    assert causal(only(sites)) == "top_left"
+    assert only(sites).bias_shape == ["B", 1, 1, "T"]
+    for sizes in SIZES:
+        pad = np.zeros((sizes["B"], 1, 1, sizes["T"]), bool)
+        pad[..., : sizes["T"] // 2 + 1] = True
+        expected, got = both(proto, fused, [*numbers(sizes), pad])
+        np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize("fill", [-1.0, -15.0, -100.0, -1e4])
+def test_an_added_causal_fill_that_a_score_can_outweigh_stays_that_number(fill: float) -> None:
+    proto = attention(
+        "keep = LessOrEqual (j, i)\n bias = Where (keep, zero, some)\n masked = Add (scaled, bias)",
+        constants=graphs.CONSTANTS + f", float some = {{{fill}}}",
+    )
+    fused, sites = fuse(proto)
+    assert causal(only(sites)) == "none"
+    assert only(sites).bias_shape == [1, 1, "S", "T"]
+    for sizes in SIZES:
+        q, k, v = numbers(sizes)
+        expected, got = both(proto, fused, [q * 10, k * 10, v])
+        np.testing.assert_allclose(got, expected, atol=1e-4 if fill > -1000 else 2e-3, rtol=0)

@@ -255,7 +255,7 @@ def _where(node: ir.Node, region: Region) -> list[Step]:
             fill = uniform(other, region.evaluator)
             if fill is None or e.inside_tanh:
                 raise _replaced(node, "a tensor")
-            if fill > FORGETS:
+            if not fill <= FORGETS:  # NaN as well
                 raise _replaced(node, f"{fill:g}")
             e.terms.append(Hidden(condition, keep, fill, e.axes, node))
 
