@@ -18,6 +18,7 @@ from flash_export import pipeline
 from flash_export.load import Loaded
 from flash_export.options import DtypeName, InputSpec, Options
 from flash_export.save import Saved
+from flash_export.save_weights import tensors_of
 from flash_export.sites import Site
 from flash_export.talk import Talk
 
@@ -73,6 +74,7 @@ def export(
     values: PathLike | None = None,
     fallback: bool = True,
     trust_pickle: bool = False,
+    kv_cache: bool = False,
     report: PathLike | None = None,
 ) -> Result:
     """Exports ``source`` with every attention fused, proven numerically; nothing is written unless that holds.
@@ -85,8 +87,8 @@ def export(
             dimension, or a sequence with an entry for each axis. A dimension is a name, ``"NAME=LOW..HIGH"`` or a
             ``torch.export.Dim``; one name is one size everywhere. An axis without one is fixed.
         output: where the fused ``.onnx`` goes, its unfused twin and ``report.json`` beside it. None writes nothing.
-        model, dtype, opset, require_all, allow_none, skip, values, fallback, trust_pickle, report: as the flags of
-            ``flash-export``; ``check=False`` is ``--no-check``, ``fallback=False`` is ``--no-fallback``.
+        model, dtype, opset, require_all, allow_none, skip, values, fallback, trust_pickle, kv_cache, report: as the
+            flags of ``flash-export``; ``check=False`` is ``--no-check``, ``fallback=False`` is ``--no-fallback``.
 
     Raises:
         flash_export.errors.UserError: one of its kinds, as the command's exit codes.
@@ -104,6 +106,7 @@ def export(
         values=None if values is None else Path(values),
         fallback=fallback,
         trust_pickle=trust_pickle,
+        kv_cache=kv_cache,
         report=None if report is None else Path(report),
     )
     if isinstance(source, (str, os.PathLike)):
@@ -171,7 +174,13 @@ def _as_file(model: ir.Model | onnx.ModelProto | PathLike) -> Iterator[tuple[Pat
         else:
             onnx.save(model, path)
         verify(path)
-        yield path, Loaded(path, "onnx_model")
+        yield path, Loaded(path, "onnx_model", files=_files_of(model))
+
+
+def _files_of(model: ir.Model | onnx.ModelProto) -> frozenset[Path]:
+    """The files that a model in memory has mapped its weights from."""
+    tensors = tensors_of(model) if isinstance(model, ir.Model) else []
+    return frozenset(Path(tensor.path) for tensor in tensors if isinstance(tensor, ir.ExternalTensor))
 
 
 def _run(options: Options, loaded: Loaded | None) -> Result:

@@ -26,6 +26,10 @@ _EPILOG = (
 )
 
 
+_FLAG = " "
+"""The metavar of a flag: typer would write <bool>, as if it took a value."""
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"flash-export {__version__}")
@@ -43,7 +47,7 @@ def _flash_export(
         ),
     ],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Fused model. [default: NAME.flash.onnx beside SOURCE]")
+        Path | None, typer.Option("-o", "--output", help=r"Fused model. \[default: NAME.flash.onnx beside SOURCE]")
     ] = None,
     model: Annotated[
         str | None,
@@ -58,16 +62,28 @@ def _flash_export(
             "input_ids:int64:batch,seq=1..512. Once for each input.",
         ),
     ] = None,
-    dtype: Annotated[DtypeName | None, typer.Option(help="Casts the weights before export.")] = None,
-    opset: Annotated[int | None, typer.Option(help="ONNX opset. [default: 18; an ONNX file keeps its own]")] = None,
-    require_all: Annotated[bool, typer.Option("--require-all", help="Fail (4) when any attention is refused.")] = False,
-    allow_none: Annotated[bool, typer.Option("--allow-none", help="Accept a model without attention.")] = False,
+    dtype: Annotated[
+        DtypeName | None,
+        typer.Option(help="Casts weights and float inputs before export; for state dicts and Hugging Face folders."),
+    ] = None,
+    opset: Annotated[int | None, typer.Option(help=r"ONNX opset. \[default: 18; an ONNX file keeps its own]")] = None,
+    require_all: Annotated[
+        bool, typer.Option("--require-all", metavar=_FLAG, help="Fail (4) when any attention is refused.")
+    ] = False,
+    allow_none: Annotated[
+        bool, typer.Option("--allow-none", metavar=_FLAG, help="Accept a model without attention.")
+    ] = False,
     skip: Annotated[
         list[str] | None, typer.Option(metavar="SITE", help="Leave this attention as it is. Repeatable.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", metavar=_FLAG, help="Say what would be done; write nothing.")
+    ] = False,
     no_check: Annotated[
-        bool, typer.Option("--no-check", help="Publish without comparing numbers (the graph is still checked).")
+        bool,
+        typer.Option(
+            "--no-check", metavar=_FLAG, help="Publish without comparing numbers (the graph is still checked)."
+        ),
     ] = False,
     values: Annotated[
         Path | None, typer.Option(metavar="FILE.npz", help="Inputs by name to compare the whole model on.")
@@ -76,19 +92,34 @@ def _flash_export(
         bool,
         typer.Option(
             "--no-fallback",
+            metavar=_FLAG,
             help="Leave out the function bodies: needed by TensorRT 10.0 to 10.6; ONNX Runtime then needs a library.",
         ),
     ] = False,
     trust_pickle: Annotated[
-        bool, typer.Option("--trust-pickle", help="Let SOURCE run the code it carries. Only for files you made.")
+        bool,
+        typer.Option(
+            "--trust-pickle", metavar=_FLAG, help="Let SOURCE run the code it carries. Only for files you made."
+        ),
+    ] = False,
+    kv_cache: Annotated[
+        bool,
+        typer.Option(
+            "--kv-cache",
+            metavar=_FLAG,
+            help="Export a Hugging Face causal language model with its cache as in- and outputs.",
+        ),
     ] = False,
     report: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where report.json and report.html go. [default: beside the output]"),
+        typer.Option(metavar="DIR", help=r"Where report.json and report.html go. \[default: beside the output]"),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings, errors and results.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", metavar=_FLAG, help="Only warnings, errors and results.")
+    ] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+        bool,
+        typer.Option("--version", metavar=_FLAG, callback=_version, is_eager=True, help="Print the version and stop."),
     ] = False,
 ) -> int:
     """Exports SOURCE to ONNX with every attention fused into one FlashAttention node, proven numerically.
@@ -111,6 +142,7 @@ def _flash_export(
         values=values,
         fallback=not no_fallback,
         trust_pickle=trust_pickle,
+        kv_cache=kv_cache,
         report=report,
         quiet=quiet,
     )

@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 
 from flash_export.errors import UnsupportedModel, UsageError
 from flash_export.inputs import MAX_DIM
-from flash_export.load import Argument, Loaded
+from flash_export.load import Loaded
+from flash_export.options import Dim
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,8 +79,14 @@ def call_of(loaded: Loaded) -> Call:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         return Call(loaded.program.module(check_guards=False), leaves, spec)
     assert loaded.module is not None  # every source is a program or a module; ONNX does not come here
-    leaves, spec = pytree.tree_flatten(((), {argument.name: argument.tensor for argument in loaded.arguments}))
+    leaves, spec = pytree.tree_flatten(_call_arguments(loaded))
     return Call(loaded.module, leaves, spec)
+
+
+def _call_arguments(loaded: Loaded) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    if loaded.by_position:
+        return tuple(argument.tensor for argument in loaded.arguments), {}
+    return (), {argument.name: argument.tensor for argument in loaded.arguments}
 
 
 def capture(loaded: Loaded, call: Call) -> tuple[torch.export.ExportedProgram, dict[str, tuple[int, int]], list[str]]:
@@ -93,12 +100,13 @@ def capture(loaded: Loaded, call: Call) -> tuple[torch.export.ExportedProgram, d
     if loaded.program is not None:
         return loaded.program, {}, []
     assert loaded.module is not None
-    ranges = {dim.name: (dim.low or 1, dim.high) for a in loaded.arguments for dim in a.dims.values()}
-    fixed = {dim.name for a in loaded.arguments for dim in a.dims.values() if dim.high is not None}
+    dims = [dim for a in loaded.arguments for dim in a.dims.values() if not _is_sum(dim)]
+    ranges = {dim.name: (1 if dim.low is None else dim.low, dim.high) for dim in dims}
+    fixed = {dim.name for dim in dims if dim.high is not None}
     notes: list[str] = []
     for _ in range(3):
         try:
-            program = _export(loaded.module, loaded.arguments, ranges)
+            program = _export(loaded, ranges)
         except torch._dynamo.exc.UserError as error:
             narrowed = _narrowed(str(error), ranges)
             if narrowed is None:
@@ -116,14 +124,22 @@ def capture(loaded: Loaded, call: Call) -> tuple[torch.export.ExportedProgram, d
     raise _uncapturable(RuntimeError("the ranges of the dynamic dimensions do not settle"), ranges)
 
 
-def _export(
-    module: torch.nn.Module, arguments: tuple[Argument, ...], ranges: dict[str, tuple[int, int | None]]
-) -> torch.export.ExportedProgram:
+def _export(loaded: Loaded, ranges: dict[str, tuple[int, int | None]]) -> torch.export.ExportedProgram:
+    assert loaded.module is not None
     dims = {name: torch.export.Dim(name, min=low, max=high) for name, (low, high) in ranges.items()}
-    shapes = {a.name: {axis: dims[dim.name] for axis, dim in a.dims.items()} for a in arguments}
-    tensors = {a.name: a.tensor for a in arguments}
+    named = {
+        # torch.export has no name for a sum of two dimensions, and finds the sum itself.
+        a.name: {axis: torch.export.Dim.AUTO if _is_sum(dim) else dims[dim.name] for axis, dim in a.dims.items()}
+        for a in loaded.arguments
+    }
+    shapes = (tuple(named.values()),) if loaded.by_position else named
+    args, kwargs = _call_arguments(loaded)
     with torch.no_grad(), _plain_attention():
-        return torch.export.export(module, (), tensors, dynamic_shapes=shapes, strict=False)
+        return torch.export.export(loaded.module, args, kwargs, dynamic_shapes=shapes, strict=False)
+
+
+def _is_sum(dim: Dim) -> bool:
+    return not dim.name.isidentifier()
 
 
 @contextlib.contextmanager
@@ -155,7 +171,7 @@ def _narrowed(message: str, ranges: dict[str, tuple[int, int | None]]) -> dict[s
         old_low, old_high = ranges[name]
         new_high = int(high) if high else old_high
         narrowed[name] = (
-            max(old_low, int(low or 1)),
+            max(old_low, int(low or 0)),
             new_high if old_high is None or new_high is None else min(old_high, new_high),
         )
     return narrowed if any(ranges[name] != r for name, r in narrowed.items()) else None
@@ -217,7 +233,8 @@ def dims_of(
         for index, argument in enumerate(loaded.arguments):
             for axis, dim in argument.dims.items():
                 _check_dynamic(model.graph.inputs[index], axis, dim.name)
-                found[index, axis] = (dim.name, *ranges[dim.name])
+                if not _is_sum(dim):
+                    found[index, axis] = (dim.name, *ranges[dim.name])
         return found
     limits = {str(symbol): bounds for symbol, bounds in loaded.program.range_constraints.items()}
     names: dict[str, str] = {}
@@ -263,7 +280,7 @@ def output_names(outputs: Any) -> list[str]:
 
 def _keys(path: Any) -> list[str]:
     keys = [str(next(getattr(k, a) for a in ("key", "idx", "name") if hasattr(k, a))) for k in path]
-    return [re.sub(r"\W", "_", key) for key in keys]
+    return [re.sub(r"[^\w.]", "_", key) for key in keys]
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:

@@ -18,8 +18,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 
-NAME = "export_sdpa"
-"""Without "flash" in it: transformers would look for a kernel of that name."""
+NAME = "exported_attention"
+"""Without "flash" in it, where transformers would look for a kernel of that name, and without "sdpa", where it would
+refuse models with a soft cap."""
 
 
 def register() -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from flash_export.errors import MissingHere, UnsafeInput, UnsupportedModel, UsageError
 from flash_export.options import Dim, Options
+from flash_export.save import REPORT
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +29,10 @@ FileKind = Literal[
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Argument:
-    """One tensor that ``forward`` takes: its name, an example, and axis -> dynamic dimension."""
+    """One tensor that ``forward`` takes: its name, an example, and axis -> dynamic dimension.
+
+    A dimension may be a sum of others, such as ``past + seq``.
+    """
 
     name: str
     tensor: torch.Tensor
@@ -37,13 +41,19 @@ class Argument:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Loaded:
-    """A source that is open. ``module`` (eval mode) with its ``arguments``, or ``program``, or neither for ONNX."""
+    """A source that is open. ``module`` (eval mode) with its ``arguments``, or ``program``, or neither for ONNX.
+
+    ``by_position``: forward takes the arguments by their order alone. ``files`` are those the weights lie in, or that
+    say how to read them, where ``path`` is not all of it: no output may replace one.
+    """
 
     path: Path
     source_kind: SourceKind
     module: torch.nn.Module | None = None
     program: torch.export.ExportedProgram | None = None
     arguments: tuple[Argument, ...] = ()
+    by_position: bool = False
+    files: frozenset[Path] = frozenset()
 
 
 def load(options: Options) -> Loaded:
@@ -59,14 +69,22 @@ def load(options: Options) -> Loaded:
     if path.is_dir():
         from flash_export.load_huggingface import load_folder
 
-        return load_folder(options)
+        return dataclasses.replace(load_folder(options), files=_files_of_folder(path))
+    if options.kv_cache:
+        raise UsageError(
+            "--kv-cache needs a Hugging Face folder",
+            where=str(path),
+            got="a file",
+            need="the folder of a causal language model, as save_pretrained writes it",
+            do="give the folder, or write past keys and values as inputs of your own forward",
+        )
     kind = file_kind(path)
     if kind == "onnx":
-        from flash_export.load_onnx import verify
+        from flash_export.load_onnx import data_files, verify
 
         refuse_flags(options, kind)
         verify(path)
-        return Loaded(path, "onnx")
+        return Loaded(path, "onnx", files=data_files(path))
     require_torch()
     if kind == "exported_program":
         from flash_export.load_pt2 import load_program
@@ -82,6 +100,11 @@ def load(options: Options) -> Loaded:
     if kind in ("torch_zip", "legacy_pickle") and options.model is None and options.trust_pickle:
         return load_pickled_module(options)
     return load_state_dict(options, kind)
+
+
+def _files_of_folder(folder: Path) -> frozenset[Path]:
+    """What transformers reads there. An older export may lie in the folder too, and a new one replaces that."""
+    return frozenset(p for p in folder.iterdir() if p.suffix in (".json", ".safetensors") and p.name != REPORT)
 
 
 def file_kind(path: Path) -> FileKind:

@@ -17,13 +17,15 @@ from flash_export.load import Loaded, read_json, require_torch
 from flash_export.options import Dim, InputSpec, Options
 
 BATCH, SEQ = "batch", "seq"
+_FLOATS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def load_folder(options: Options) -> Loaded:
     """Builds the model that ``config.json`` names and loads the folder's safetensors into it.
 
-    Inputs come from the model: ``input_ids``, ``attention_mask`` and, where it takes them, ``token_type_ids`` and
-    ``decoder_input_ids``; or ``pixel_values``. Batch and lengths are dynamic. ``--input`` replaces them.
+    Inputs come from the model: ``input_ids``, ``attention_mask`` and, where it takes them, ``token_type_ids``,
+    ``decoder_input_ids`` and ``pixel_values``; or ``pixel_values`` alone; or ``input_features`` of speech. Batch and
+    lengths are dynamic. ``--input`` replaces them.
 
     Raises:
         UsageError: no model folder, broken weights, or an architecture whose inputs must be named.
@@ -48,9 +50,27 @@ def load_folder(options: Options) -> Loaded:
     cls = _architecture(transformers, config, folder)
     dtype = example.TORCH_DTYPES[options.dtype or "fp32"]
     module = _from_pretrained(cls, folder, dtype).eval().requires_grad_(False)
+    if options.kv_cache:
+        return _with_cache(module, options)
     specs = options.inputs or default_inputs(module, options.dtype or "fp32")
     _check_names(module, specs)
     return Loaded(folder, "hugging_face", module, arguments=example.make_arguments(module, specs))
+
+
+def _with_cache(module: Any, options: Options) -> Loaded:
+    from flash_export import cached_model
+
+    if options.inputs:
+        raise UsageError(
+            "--input does not go with --kv-cache",
+            where=str(options.source),
+            got=f"--input {options.inputs[0].name}",
+            need="the inputs of a cached model, which follow from the model",
+            do="leave --input out",
+        )
+    text = getattr(module.config, "text_config", None) or module.config
+    cached, arguments = cached_model.with_cache(module, _longest(module, text))
+    return Loaded(options.source, "hugging_face", cached.eval(), arguments=arguments, by_position=True)
 
 
 def default_inputs(module: Any, dtype: str) -> tuple[InputSpec, ...]:
@@ -65,12 +85,17 @@ def default_inputs(module: Any, dtype: str) -> tuple[InputSpec, ...]:
         specs = [InputSpec(name, "int64", (batch, seq)) for name in names if name in taken]
         if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in taken:
             specs.append(InputSpec("decoder_input_ids", "int64", (batch, Dim("decoder_seq", 1, seq.high))))
+        vision = getattr(config, "vision_config", None)
+        if "pixel_values" in taken and getattr(vision, "image_size", None):
+            specs.append(_pixels(vision, batch, dtype))
         return tuple(specs)
     if main == "pixel_values" and getattr(config, "image_size", None):
-        size = config.image_size
-        height, width = size if isinstance(size, (list, tuple)) else (size, size)
-        name = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}[dtype]
-        return (InputSpec("pixel_values", name, (batch, getattr(config, "num_channels", 3), height, width)),)
+        return (_pixels(config, batch, dtype),)
+    if main == "input_features" and getattr(config, "max_source_positions", None):
+        # Two frames become one position, and the model takes its full length only.
+        features = InputSpec(main, _FLOATS[dtype], (batch, config.num_mel_bins, 2 * config.max_source_positions))
+        longest = getattr(config, "max_target_positions", None)
+        return (features, InputSpec("decoder_input_ids", "int64", (batch, Dim("decoder_seq", 1, longest))))
     raise UsageError(
         "the inputs of this model are not known",
         where=type(module).__name__,
@@ -78,6 +103,12 @@ def default_inputs(module: Any, dtype: str) -> tuple[InputSpec, ...]:
         need="every input that forward needs",
         do=f"--input {main}:float32:batch,... for each of them",
     )
+
+
+def _pixels(config: Any, batch: Dim, dtype: str) -> InputSpec:
+    size = config.image_size
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    return InputSpec("pixel_values", _FLOATS[dtype], (batch, getattr(config, "num_channels", 3), height, width))
 
 
 def _longest(module: Any, config: Any) -> int | None:

@@ -50,5 +50,6 @@ class Options:
     values: Path | None = None
     fallback: bool = True
     trust_pickle: bool = False
+    kv_cache: bool = False
     report: Path | None = None
     quiet: bool = False

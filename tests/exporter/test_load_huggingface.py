@@ -153,7 +153,7 @@ def test_the_attention_is_ours_whatever_the_config_asks_for(bert: Path, tmp_path
     """A kernel from a hub would be downloaded and run."""
     folder = edit_config(bert, tmp_path / "m", _attn_implementation="evil/kernels", attn_implementation="evil/kernels")
     module: Any = load(Options(source=folder)).module
-    assert module.config._attn_implementation == "export_sdpa"
+    assert module.config._attn_implementation == "exported_attention"
 
 
 @pytest.mark.parametrize(
