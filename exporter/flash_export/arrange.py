@@ -30,9 +30,8 @@ def arrange(axes: Axes, wanted: Axes) -> list[Move] | None:
     split = _split_to(have, want)
     if split is None:
         return None
-    have, reshape = split
-    if reshape is not None:
-        moves.append(reshape)
+    have, split_moves = split
+    moves.extend(split_moves)
     full = [a for a in have if a]
     flat = [a for a in want if a]
     merged = _merge_order(full, flat)
@@ -82,13 +81,11 @@ def _rank_moves(have: list[Axis], want: list[Axis]) -> list[Move]:
     return moves
 
 
-def _split_to(have: list[Axis], want: list[Axis]) -> tuple[list[Axis], Move | None] | None:
+def _split_to(have: list[Axis], want: list[Axis]) -> tuple[list[Axis], list[Move]] | None:
     """Splits axes of ``have`` that hold several axes of ``want``; the Reshape may copy dims but not compute them."""
     sets = [{id(x) for x in w} for w in want]
-    result: list[Axis] = []
-    numbers: list[int] = []
-    changed = False
-    for index, axis in enumerate(have):
+    parts: list[list[Axis]] = []
+    for axis in have:
         pieces: list[Axis] = []
         for atom in axis:
             home = next((i for i, s in enumerate(sets) if id(atom) in s), None)
@@ -98,17 +95,24 @@ def _split_to(have: list[Axis], want: list[Axis]) -> tuple[list[Axis], Move | No
                 pieces[-1].append(atom)
             else:
                 pieces.append([atom])
-        if len(pieces) <= 1:
-            numbers.append(0 if len(numbers) == index else size_of(axis).static or -1)
-            result.append(axis)
-            continue
-        changed = True
-        for piece in pieces:
-            numbers.append(size_of(piece).static or -1)
-            result.append(piece)
-    if not changed:
-        return result, None
-    return None if numbers.count(-1) > 1 else (result, Move("Reshape", tuple(numbers)))
+        parts.append(pieces or [axis])
+    result = [piece for pieces in parts for piece in pieces]
+    if len(result) == len(have):
+        return result, []
+    numbers: list[int] = []
+    aligned: list[int] = []
+    new: list[int] = []
+    for index, pieces in enumerate(parts):
+        sizes = [size_of(piece).static or -1 for piece in pieces]
+        new.extend(range(len(numbers) + 1, len(numbers) + len(pieces)))
+        aligned.extend([0] if len(pieces) == 1 else sizes)
+        numbers.extend([0] if len(pieces) == 1 and len(numbers) == index else sizes)
+    if numbers.count(-1) <= 1:
+        return result, [Move("Reshape", tuple(numbers))]
+    if aligned.count(-1) > 1:
+        return None
+    # Axes of length 1 behind what is split keep the later ones at their place, where 0 copies them.
+    return result, [Move("Unsqueeze", tuple(new)), Move("Reshape", tuple(aligned))]
 
 
 def _merge_order(full: list[Axis], flat: list[Axis]) -> tuple[list[int], list[list[int]]] | None:

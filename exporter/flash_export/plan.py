@@ -8,6 +8,7 @@ the layout asks for. The cheapest choice wins, counted in the nodes it must add;
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -470,5 +471,8 @@ def _moved(shape: Shape, moves: Iterable[Move]) -> Shape:
         elif move.op == "Transpose":
             shape = tuple(shape[i] for i in move.numbers)
         else:
-            shape = tuple(shape[i] if n == 0 else Dim.of(n) for i, n in enumerate(move.numbers))
+            total = math.prod(shape, start=ONE)
+            kept = [shape[i] if n == 0 else Dim.of(n) for i, n in enumerate(move.numbers)]
+            missing = total.divided(math.prod((d for d in kept if d.static != -1), start=ONE))
+            shape = tuple((missing or Dim.named("?")) if d.static == -1 else d for d in kept)
     return shape

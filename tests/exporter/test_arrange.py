@@ -63,3 +63,19 @@ def test_arranging_gives_the_layout_asked_for(have: str, want: str) -> None:
 def test_arranging_that_needs_two_lengths_of_run_time_is_declined() -> None:
     b, s, h, d = Atom(B), Atom(S), Atom(Dim.of(4)), Atom(Dim.of(7))
     assert arrange([[b, s], [h, d]], [[b], [h], [s], [d]]) is None
+
+
+@pytest.mark.parametrize("form", ["bh,s,d", "bh,1,s", "s,bh,d"])
+def test_a_batch_of_run_time_is_told_from_its_heads_while_later_lengths_are_copied(form: str) -> None:
+    sizes = {"b": 3, "s": 5, "h": 4, "d": 7}
+    atoms = {"b": Atom(B), "s": Atom(S), "h": Atom(Dim.of(4)), "d": Atom(Dim.named("D"))}
+    axes: Axes = [[] if part == "1" else [atoms[n] for n in part] for part in form.split(",")]
+    wanted: Axes = [[atoms["b"]], [atoms["h"]], [atoms["s"]], [atoms["d"]] if "d" in form else []]
+    moves = arrange(axes, wanted)
+    assert moves is not None
+    shape = [int(np.prod([sizes[n] for n in part])) if part != "1" else 1 for part in form.split(",")]
+    array = np.arange(np.prod(shape)).reshape(shape)
+    split = array.reshape(*[sizes[n] for part in form.split(",") for n in part if n != "1"])
+    letters = [n for part in form.split(",") for n in part if n != "1"]
+    right = split.transpose([letters.index(n) for n in "bhsd" if n in letters])
+    np.testing.assert_array_equal(moved(array, moves), right if "d" in form else right[..., None])

@@ -15,7 +15,7 @@ import pytest
 import torch
 from contract.tolerance import why_rejected
 from exporter.programs import PROGRAMS, Program, Sizes
-from exporter.torch_exports import EXPORTERS, Wrapped, export, run
+from exporter.torch_exports import EXPORTERS, Wrapped, capture, export, run
 
 from flash_export.find import find
 from flash_export.op import DOMAIN
@@ -28,15 +28,22 @@ CELLS = [(p, e, d) for p in PROGRAMS for e in EXPORTERS for d in ("static", "dyn
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """Exports a program once a session."""
+    """Exports a program once a session; the dynamo exporters share what torch.export captures."""
     folder = tmp_path_factory.mktemp("programs")
+
+    @functools.cache
+    def captured(name: str, dims: str) -> torch.export.ExportedProgram:
+        program = PROGRAMS[name]
+        axes = program.axes if dims == "dynamic" else None
+        return capture(Wrapped(program.forward), program.inputs(program.sizes), axes)
 
     @functools.cache
     def get(name: str, exporter: str, dims: str) -> Path:
         program = PROGRAMS[name]
         path = folder / f"{name}.{exporter}.{dims}.onnx"
         axes = program.axes if dims == "dynamic" else None
-        export(Wrapped(program.forward), program.inputs(program.sizes), path, exporter, axes)
+        module = captured(name, dims) if EXPORTERS[exporter][0] else Wrapped(program.forward)
+        export(module, program.inputs(program.sizes), path, exporter, axes)
         return path
 
     return get
