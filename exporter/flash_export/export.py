@@ -23,6 +23,7 @@ from flash_export.inputs import MAX_DIM
 from flash_export.load import Loaded, SourceKind
 from flash_export.options import Options
 from flash_export.save import INLINE_LIMIT_BYTES
+from flash_export.save_weights import write_model
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -164,7 +165,10 @@ def _check_arity(model: ir.Model, call: Call, outputs: int) -> None:
 def write(model: ir.Model, path: Path) -> None:
     """Writes ``model``; its weights into ``path`` + ``.data`` when they are more than ``INLINE_LIMIT_BYTES``."""
     size = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
-    ir.save(model, path, external_data=f"{path.name}.data" if size > INLINE_LIMIT_BYTES else None)
+    if size > INLINE_LIMIT_BYTES:
+        ir.save(model, path, external_data=f"{path.name}.data")
+    else:
+        write_model(model, path, None)
 
 
 def _onnx_dims(path: Path) -> dict[str, tuple[int, int]]:

@@ -53,17 +53,19 @@ def verify(path: Path, limits: Limits = LIMITS) -> None:
         raise _broken(path, f"{size} bytes in one file", f"at most {limits.file_bytes}, weights as external data")
     model = _parse(path)
     count = 0
-    for graph in _graphs(model):
+    for graph in _graphs([model.graph, *model.functions]):
         count += len(graph.node)
         if count > limits.nodes:
             raise _unsafe(path, f"more than {limits.nodes} nodes", f"at most {limits.nodes}")
     for tensor in _tensors(model):
         _verify_tensor(tensor, path, limits)
+    for graph in _graphs([model.graph]):
+        _verify_attributes(graph, path)
     try:
-        ir.serde.deserialize_model(model)
+        _verify_devices(ir.serde.deserialize_model(model))
     except Exception as error:  # onnx_ir raises whatever a malformed field makes it raise
         got = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        raise _broken(path, got, "a model that onnx_ir reads") from None
+        raise _broken(path, got, "a model that onnx_ir reads and writes") from None
     try:
         onnx.checker.check_model(os.fspath(path))
     except (onnx.checker.ValidationError, ValueError, OSError) as error:
@@ -80,9 +82,25 @@ def _parse(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
-    """The graph, the functions and every subgraph in them."""
-    waiting: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
+def _verify_devices(model: ir.Model) -> None:
+    """Raises whatever onnx_ir raises at nodes whose placement on devices it cannot write again."""
+    for node in model.graph.all_nodes():
+        if node.device_configurations:
+            ir.serde.serialize_node(node)
+
+
+def data_files(path: Path) -> frozenset[Path]:
+    """The files that a verified model keeps its weights in, itself apart."""
+    tensors = _tensors(onnx.load_model(path, load_external_data=False))
+    locations = {e.value for tensor in tensors for e in tensor.external_data if e.key == "location"}
+    return frozenset(path.resolve().parent / location for location in locations)
+
+
+def _graphs(
+    roots: list[onnx.GraphProto | onnx.FunctionProto],
+) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
+    """``roots`` and every subgraph in them."""
+    waiting = list(roots)
     while waiting:
         graph = waiting.pop()
         yield graph
@@ -92,7 +110,7 @@ def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionP
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    for graph in _graphs(model):
+    for graph in _graphs([model.graph, *model.functions]):
         if isinstance(graph, onnx.GraphProto):
             yield from graph.initializer
             for sparse in graph.sparse_initializer:
@@ -113,11 +131,39 @@ def _verify_tensor(tensor: onnx.TensorProto, path: Path, limits: Limits) -> None
     where = f"tensor {tensor.name!r} in {path}"
     if len(tensor.dims) > limits.rank or any(not 0 <= dim <= limits.dim for dim in tensor.dims):
         raise _unsafe(where, f"dims {list(tensor.dims)[:12]}", f"at most {limits.rank} dims of 0 to {limits.dim}")
+    if tensor.data_type not in _T.DataType.values():
+        raise _broken(where, f"data type {tensor.data_type}", "one that ONNX has")
     expected = _bytes_of(tensor)
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         _verify_external(tensor, path, where, expected)
     elif tensor.HasField("raw_data") and expected is not None and len(tensor.raw_data) != expected:
         raise _broken(where, f"{len(tensor.raw_data)} bytes of data", f"{expected}, as its dims and type say")
+    elif not tensor.HasField("raw_data") and tensor.data_type in _BITS:
+        _verify_numbers(tensor, where)
+
+
+def _verify_numbers(tensor: onnx.TensorProto, where: str) -> None:
+    """Numbers in a typed field: one an element, but two of a complex one, and two elements of four bits in one."""
+    given = len(getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type)))
+    count = math.prod(tensor.dims)
+    if tensor.data_type in (_T.COMPLEX64, _T.COMPLEX128):
+        count *= 2
+    if _BITS[tensor.data_type] == 4:
+        count = math.ceil(count / 2)
+    if given != count:
+        raise _broken(where, f"{given} numbers", f"{count}, as its dims and type say")
+
+
+def _verify_attributes(graph: onnx.GraphProto | onnx.FunctionProto, path: Path) -> None:
+    """Outside a function there is no attribute of a function to refer to."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.ref_attr_name:
+                raise _broken(
+                    f"node {node.name or node.op_type!r} in {path}",
+                    f"attribute {attribute.name!r} refers to {attribute.ref_attr_name!r} of a function",
+                    "a value: this node is in no function",
+                )
 
 
 def _bytes_of(tensor: onnx.TensorProto) -> int | None:

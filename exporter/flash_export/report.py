@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
+from flash_export.save import Saved, unfused_path
 from flash_export.sites import Site
 
 SCHEMA = 1
@@ -62,8 +66,10 @@ def as_json(
     }
 
 
-def as_table(sites: Sequence[Site]) -> Table:
-    """One row a site: what it is, or why it was left."""
+def as_table(sites: Sequence[Site]) -> RenderableType:
+    """One row a site, then each reason for a refusal once; only the counts where there is nothing to list."""
+    if not sites:
+        return Text(_title(sites))
     table = Table(title=_title(sites), title_justify="left")
     for header in ("attention", "status", "heads", "head dim", "mask", "scale"):
         table.add_column(header, overflow="fold")
@@ -71,10 +77,34 @@ def as_table(sites: Sequence[Site]) -> Table:
         if site.status == "fused" and site.attributes is not None:
             table.add_row(*(escape(cell) for cell in _fused_row(site)))
         else:
-            reason = f"{site.reason.code}: {site.reason.text} → {site.reason.action}" if site.reason else ""
             colour = "yellow" if site.status == "refused" else "dim"
-            table.add_row(escape(site.name), f"[{colour}]{site.status}[/{colour}]", "", "", escape(reason), "")
-    return table
+            code = site.reason.code if site.reason else ""
+            table.add_row(escape(site.name), f"[{colour}]{site.status}[/{colour}]", "", "", code, "")
+    return Group(table, *_reasons(sites))
+
+
+def _reasons(sites: Sequence[Site]) -> list[str]:
+    """Each distinct reason with the number of sites it stands for and what to do about it."""
+    refused = [site.reason for site in sites if site.status == "refused" and site.reason is not None]
+    counts = Counter((reason.code, reason.text, reason.action) for reason in refused)
+    return [
+        f"[yellow]{code}[/yellow] ({count} x): {escape(text)}\n  do: {escape(action)}"
+        for (code, text, action), count in counts.items()
+    ]
+
+
+def as_summary(saved: Saved, sites: Sequence[Site], check: Mapping[str, object] | None) -> str:
+    """What was proven and where the files are, one line each."""
+    lines = []
+    if not _count(sites, "fused"):
+        lines.append("changed  nothing: no attention was fused, the output computes the model as it was")
+    elif check is not None and check["max_abs_error"] is not None:
+        runs = cast("list[object]", check["runs"])
+        error, allowed = check["max_abs_error"], check["tolerance"]
+        lines.append(f"proven   in {len(runs)} comparisons; the closest: off by {error:.2g}, {allowed:.2g} allowed")
+    source = "" if saved.unfused == unfused_path(saved.output) else "  (the source itself)"
+    lines += [f"fused    {saved.output}", f"unfused  {saved.unfused}{source}", f"report   {saved.report}"]
+    return "\n".join(lines)
 
 
 def _fused_row(site: Site) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import onnx_ir as ir
@@ -95,7 +95,7 @@ class Staged:
                 move(self.fused, self.output)
             _sync_folder(target)
         data = None if self.data is None else target / self.data.name
-        used = _data_of(self.output) | _data_of(unfused_path(self.output))
+        used = _data_of(self.output) | _data_of(unfused_path(self.output)) | _data_of(unfused)
         for name in old - used:
             (target / name).unlink(missing_ok=True)
         return Saved(self.output, unfused, data, report_path)
@@ -156,11 +156,18 @@ def unfused_path(output: Path) -> Path:
     return output.with_name(f"{output.stem}.unfused.onnx")
 
 
+def written_paths(output: Path, report_folder: Path | None = None, *, keep_unfused: bool = True) -> list[Path]:
+    """Every file that an export replaces, weights apart: those are named after their content."""
+    folder = report_folder or output.parent
+    twin = [unfused_path(output)] if keep_unfused else []
+    return [output, *twin, folder / REPORT, folder / PAGE]
+
+
 def check_output(output: Path) -> None:
     """Makes the output's folder and raises unless a file can be created there; cheap, so call it first.
 
     Raises:
-        UsageError: a parent is a file, the output is a folder, or the folder is not writable.
+        UsageError: a parent is a file, the output is a folder or device, or the folder is not writable.
     """
     with _as_user_errors(output):
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -168,6 +175,33 @@ def check_output(output: Path) -> None:
             raise IsADirectoryError(errno.EISDIR, "Is a directory", str(output))
         if not os.access(output.parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "Permission denied", str(output.parent))
+    if output.exists() and not output.is_file():
+        # A rename would put a plain file in the place of a pipe, or of the null device itself.
+        raise UsageError(
+            "the output is no plain file",
+            where=str(output),
+            got="a device, pipe or socket",
+            need="a plain file, or a name that is free",
+            do="give another path",
+        )
+
+
+def refuse_to_replace(read: Iterable[Path], written: Iterable[Path]) -> None:
+    """Raises where a file of the source would be replaced by one that is written.
+
+    Raises:
+        UsageError: names that file.
+    """
+    sources = {path.resolve() for path in read}
+    for path in written:
+        if path.resolve() in sources:
+            raise UsageError(
+                "the output would replace the source",
+                where=str(path),
+                got="a file that the source is read from",
+                need="another: the fused model is compared with the unfused one, and the source stays as it is",
+                do="give another -o OUT.onnx or --report DIR",
+            )
 
 
 def _write_models(fused: ir.Model, unfused: Path, output: Path, folder: Path, keep_unfused: bool) -> Staged:

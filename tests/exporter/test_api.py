@@ -180,3 +180,15 @@ def test_the_package_keeps_its_functions_whatever_is_imported() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert "has no attribute 'no_such_name'" in found.stderr
+
+
+def test_the_file_that_a_model_in_memory_maps_its_weights_from_is_not_replaced(tmp_path: Path) -> None:
+    small_models.write(small_models.ATTENTION, tmp_path / "in.onnx")
+    model = ir.load(tmp_path / "in.onnx")
+    model.graph.register_initializer(ir.Value(name="unused", const_value=ir.tensor(np.ones(2000, np.float32))))
+    ir.save(model, tmp_path / "outside.onnx", external_data="w.data")
+    before = (tmp_path / "w.data").read_bytes()
+    assert len(flash_export.rewrite(ir.load(tmp_path / "outside.onnx"), check=False).fused) == 1
+    with pytest.raises(UsageError, match="would replace"):
+        flash_export.rewrite(ir.load(tmp_path / "outside.onnx"), output=tmp_path / "w.data")
+    assert (tmp_path / "w.data").read_bytes() == before

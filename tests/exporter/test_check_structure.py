@@ -124,3 +124,14 @@ def test_a_shape_that_was_wrong_before_is_no_fault_of_the_rewrite(fused: onnx.Mo
     with pytest.raises(BrokenRewrite, match="onnx.checker"):
         check_structure(wrong, tmp_path / "right.onnx")
     check_structure(wrong, with_a_wrong_shape(unfused, tmp_path / "wrong.onnx"))
+
+
+def test_a_broken_node_that_was_there_before_is_no_fault_of_the_rewrite(
+    fused: onnx.ModelProto, tmp_path: Path
+) -> None:
+    rename(node_of(fused))
+    onnx.save(fused, tmp_path / "fused.onnx")
+    onnx.save(ir.to_proto(build(Recipe(sites=2), fused=False)), tmp_path / "unfused.onnx")
+    with pytest.raises(BrokenRewrite, match="no operator"):
+        check_structure(tmp_path / "fused.onnx", tmp_path / "unfused.onnx")
+    check_structure(tmp_path / "fused.onnx", tmp_path / "fused.onnx")

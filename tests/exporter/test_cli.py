@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.numpy_helper
 import pytest
 import torch
 from exporter import small_models
@@ -180,6 +182,44 @@ def test_an_output_over_the_source_is_usage(attention: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "lost"),
+    [
+        (["-o", "w.data"], "w.data"),
+        (["-o", "deeper/../w.data"], "w.data"),
+        (["-o", "values.npz", "--values", "values.npz"], "values.npz"),
+        (["-o", "new.onnx", "--report", "reports"], "reports/report.json"),
+        (["-o", "new.onnx", "--report", "reports"], "reports/report.html"),
+    ],
+)
+def test_no_output_replaces_a_file_that_is_read(
+    attention: Path, tmp_path: Path, monkeypatch, capsys, arguments: list[str], lost: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("deeper", "reports"):
+        Path(folder).mkdir()
+    model = onnx.load(attention)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(2000, np.float32), "unused"))
+    onnx.save_model(model, attention, save_as_external_data=True, location="w.data", size_threshold=1000)
+    np.savez("values.npz", **{v.name: np.ones((1, 4, 3, 8), np.float32) for v in model.graph.input})
+    if lost.startswith("reports"):
+        Path("w.data").rename(lost)
+        model = onnx.load(attention, load_external_data=False)
+        model.graph.initializer[-1].external_data[0].value = lost
+        attention.write_bytes(model.SerializeToString())
+    before = Path(lost).read_bytes()
+    assert run(attention, *arguments) == 2
+    assert f"where {arguments[1] if lost[0] != 'r' else lost}" in capsys.readouterr().err
+    assert Path(lost).read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["out.onnx", "report.json", "report.html"])
+def test_nothing_is_renamed_over_a_pipe_or_device(attention: Path, tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    assert run(attention, "-o", tmp_path / "out.onnx") == 2
+    assert (tmp_path / name).is_fifo()
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ["--input", "x:float99:2"],
@@ -218,3 +258,38 @@ def test_help_teaches_by_example(capsys) -> None:
     for flag in ("--model", "--input", "--require-all", "--trust-pickle", "--values", "--no-fallback"):
         assert flag in said
     assert "flash-export model.pt2" in said
+
+
+def test_the_end_says_what_was_proven_and_where_the_files_are(attention: Path, tmp_path: Path, capsys) -> None:
+    assert run(attention, "-o", tmp_path / "out.onnx") == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.strip().splitlines()[-4:])
+    assert list(lines) == ["proven", "fused", "unfused", "report"]
+    assert "allowed" in lines["proven"]
+    assert lines["fused"] == str(tmp_path / "out.onnx")
+    assert lines["unfused"].startswith(str(attention))
+    assert "the source itself" in lines["unfused"]
+
+
+def test_a_model_of_which_nothing_was_fused_is_said_to_be_unchanged(attention: Path, tmp_path: Path, capsys) -> None:
+    assert run(attention, "--dry-run") == 0
+    assert run(attention, "-o", tmp_path / "out.onnx", "--skip", "probs") == 0
+    said = capsys.readouterr()
+    assert "no attention was fused" in said.out
+    assert "proven " not in said.out
+
+
+def test_a_reason_that_many_sites_share_is_told_once(tmp_path: Path, capsys) -> None:
+    model = small_models.write(small_models.TWO_ATTENTIONS_ONE_REFUSED, tmp_path / "two.onnx")
+    assert run(model, "--skip", "probs") == 0
+    out = capsys.readouterr().out
+    assert out.count("left alone by --skip") == 1
+    assert "skipped (1 x)" in out
+
+
+def test_a_bias_of_queries_by_keys_is_warned_of(tmp_path: Path, capsys) -> None:
+    biased = small_models.ATTENTION.replace(
+        "float[B, 3, T, 16] v)", "float[B, 3, T, 16] v, float[B, 1, S, T] bias)"
+    ).replace("Softmax <axis = -1> (scaled)", "Softmax <axis = -1> (biased)")
+    biased = biased.replace("  probs =", "  biased = Add (scaled, bias)\n  probs =")
+    assert run(small_models.write(biased, tmp_path / "biased.onnx")) == 0
+    assert "S x S" in capsys.readouterr().err

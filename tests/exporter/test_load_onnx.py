@@ -73,6 +73,78 @@ def test_inline_data_of_another_size_than_its_dims_is_a_usage_error(tmp_path: Pa
     assert (error.value.got, error.value.need) == ("16 bytes of data", "20, as its dims and type say")
 
 
+T = onnx.TensorProto
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dims", "numbers", "need"),
+    [
+        (T.FLOAT, [3, 5], 15, 15),
+        (T.FLOAT, [], 2, 1),
+        (T.INT64, [0, 7], 1, 0),
+        (T.FLOAT16, [3], 2, 3),
+        (T.COMPLEX64, [3], 6, 6),
+        (T.COMPLEX64, [3], 3, 6),
+        (T.INT4, [3], 2, 2),
+        (T.INT4, [3], 3, 2),
+    ],
+)
+def test_numbers_in_a_typed_field_are_as_many_as_the_dims_say(
+    tmp_path: Path, dtype: int, dims: list[int], numbers: int, need: int
+) -> None:
+    model_with(tmp_path / "a.onnx", location="w.data")
+    model = onnx.load_model(tmp_path / "a.onnx", load_external_data=False)
+    constant = onnx.TensorProto(name="c", data_type=dtype, dims=dims)
+    getattr(constant, onnx.helper.tensor_dtype_to_field(dtype)).extend([1] * numbers)
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.zeros(4, np.float32), "w"))
+    model.graph.initializer.append(constant)
+    (tmp_path / "a.onnx").write_bytes(model.SerializeToString())
+    if numbers == need:
+        verify(tmp_path / "a.onnx")
+        return
+    with pytest.raises(UsageError) as error:
+        verify(tmp_path / "a.onnx")
+    assert (error.value.got, error.value.need) == (f"{numbers} numbers", f"{need}, as its dims and type say")
+
+
+def test_a_type_that_onnx_has_not_is_a_usage_error(tmp_path: Path) -> None:
+    model_with(tmp_path / "a.onnx", location="w.data")
+    model = onnx.load_model(tmp_path / "a.onnx", load_external_data=False)
+    model.graph.initializer[0].data_type = 99
+    onnx.save(model, tmp_path / "a.onnx")
+    with pytest.raises(UsageError) as error:
+        verify(tmp_path / "a.onnx")
+    assert error.value.got == "data type 99"
+
+
+IN_A_FUNCTION = """
+<ir_version: 9, opset_import: ["" : 18, "own" : 1]>
+main (float[4] x) => (float[4] y) { y = own.Leaky <slope = 0.5> (x) }
+<domain: "own", opset_import: ["" : 18]>
+Leaky <slope> (x) => (y) { y = LeakyRelu <alpha : float = @slope> (x) }
+"""
+
+
+def test_an_attribute_refers_to_a_function_only_inside_one(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(IN_A_FUNCTION)
+    onnx.save(model, tmp_path / "a.onnx")
+    verify(tmp_path / "a.onnx")
+    model.graph.node[0].attribute[0].ref_attr_name = "slope"
+    onnx.save(model, tmp_path / "a.onnx")
+    with pytest.raises(UsageError) as error:
+        verify(tmp_path / "a.onnx")
+    assert error.value.got == "attribute 'slope' refers to 'slope' of a function"
+
+
+def test_a_placement_on_devices_that_cannot_be_written_again_is_a_usage_error(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(IN_A_FUNCTION)
+    model.graph.node[0].device_configurations.add()
+    onnx.save(model, tmp_path / "a.onnx")
+    with pytest.raises(UsageError, match="cannot be read") as error:
+        verify(tmp_path / "a.onnx")
+    assert error.value.need == "a model that onnx_ir reads and writes"
+
+
 @pytest.mark.parametrize("content", [b"\x08", b"\x08\x09", b"\x08\x09garbage", b"\x12\x03abc", b"\x08\x09\x3a\x00"])
 def test_bytes_that_only_begin_like_onnx_are_a_usage_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.onnx").write_bytes(content)

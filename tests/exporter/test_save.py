@@ -363,3 +363,20 @@ def test_a_folder_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> Non
 def test_missing_folders_are_made(tmp_path: Path) -> None:
     save.check_output(tmp_path / "a" / "b" / "m.onnx")
     assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_an_output_that_is_no_plain_file_is_a_usage_error(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "m.onnx")
+    (tmp_path / "link.onnx").symlink_to("m.onnx")
+    for name in ("m.onnx", "link.onnx"):
+        with pytest.raises(UsageError, match="no plain file"):
+            save.check_output(tmp_path / name)
+    assert (tmp_path / "m.onnx").is_fifo()
+
+
+def test_weights_of_the_source_that_an_old_output_shares_stay(tmp_path: Path, outside: None) -> None:
+    saved = publish(tmp_path)
+    source = saved.unfused.rename(tmp_path / "out" / "source.onnx")
+    save.save(fuse(source), source, saved.output, {}, keep_unfused=False)
+    save.save(fuse(write_unfused(tmp_path / "u.onnx", seed=1)), source, saved.output, {}, keep_unfused=False)
+    verify(source)
