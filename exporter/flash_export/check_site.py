@@ -141,7 +141,7 @@ def _noise(base: AnySession, wide: AnySession, boundary: Boundary, feeds: Mappin
     noises: list[Noise] = []
     while True:
         by = nudge.factor(len(noises))
-        nearby = {name: array * by if name in boundary.drawn else array for name, array in feeds.items()}
+        nearby = {name: np.asarray(array * by) if name in boundary.drawn else array for name, array in feeds.items()}
         reference = wide.run(nearby)[0]
         noises.append(Noise.between(base.run(nearby)[0], reference))
         if len(noises) >= max(_LEAST_ROUNDINGS, accept.roundings(reference.size)):
@@ -157,7 +157,7 @@ def _draw(boundary: Boundary, values: Seen, seed: int) -> dict[str, np.ndarray]:
             feeds[name] = value
         else:
             rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-            feeds[name] = rng.standard_normal(value).astype(np.float32)
+            feeds[name] = np.asarray(rng.standard_normal(value), np.float32)
     return feeds
 
 
@@ -175,6 +175,6 @@ def stretch(
             break
         by = SCORE_SPREAD / spread
         by = np.sqrt(by) if boundary.squared else by
-        feeds = feeds | {name: (feeds[name] * by).astype(np.float32) for name in boundary.stretched}
+        feeds = feeds | {name: np.asarray(feeds[name] * by, np.float32) for name in boundary.stretched}
         spread = meter.measure(feeds)
     return feeds, None if spread is None else round(spread, 3)

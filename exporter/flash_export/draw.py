@@ -50,7 +50,8 @@ def draw_inputs(
     for name, value in fed_inputs(model).items():
         shape = concrete_shape(value, sizes)
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-        drawn[name] = _draw(rng, value, shape, roles[name], kind, spread, seed)
+        # NumPy draws a number, not an array, for an input of rank 0.
+        drawn[name] = np.asarray(_draw(rng, value, shape, roles[name], kind, spread, seed))
     return drawn
 
 

@@ -54,7 +54,7 @@ def numbers(model: ir.Model) -> frozenset[str]:
 def feeds(original: Mapping[str, np.ndarray], nudged: Collection[str], k: int) -> dict[str, np.ndarray]:
     """Inputs for the copy that ``add_nudge`` made: the originals at k = 0."""
     by = factor(k)
-    result = {name: array * by if k and name in nudged else array for name, array in original.items()}
+    result = {name: np.asarray(array * by) if k and name in nudged else array for name, array in original.items()}
     return result | {_INPUT: np.asarray(by)}
 
 

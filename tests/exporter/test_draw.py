@@ -10,6 +10,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
+from flash_export import nudge
 from flash_export.draw import PADDINGS, draw_inputs, draw_mask, dynamic_dims, sizes_to_try
 from flash_export.errors import UsageError
 from flash_export.input_roles import read_roles
@@ -203,6 +204,13 @@ def test_half_precision_bytes_and_truths_come_in_their_own_dtype() -> None:
     assert drawn["h"].dtype == np.float16
     assert drawn["t"].dtype == np.bool_
     assert drawn["u"].max() > 200
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16", "bfloat16", "double", "int64", "int32", "uint8", "bool"])
+def test_an_input_of_rank_0_is_an_array_too(dtype: str) -> None:
+    drawn = draw_inputs(model(f"g ({dtype} s) => ({dtype} y) {{ y = Identity(s) }}"), {})
+    assert (type(drawn["s"]), drawn["s"].shape) == (np.ndarray, ())
+    assert type(nudge.feeds(drawn, ["s"], 1)["s"]) is np.ndarray
 
 
 def test_a_text_input_is_refused_with_the_way_out() -> None:
