@@ -26,7 +26,7 @@ from flash_export.load import Loaded, load
 from flash_export.options import Options
 from flash_export.report_html import as_html
 from flash_export.rewrite import rewrite
-from flash_export.save import Saved, check_output, staged
+from flash_export.save import Saved, check_output, refuse_to_replace, staged, written_paths
 from flash_export.sites import Refusal, Site
 from flash_export.talk import Talk
 
@@ -51,11 +51,14 @@ def run(options: Options, talk: Talk | None = None, loaded: Loaded | None = None
     talk = talk or Talk(quiet=options.quiet)
     output = output_path(options)
     if not options.dry_run:
-        check_output(output)
+        for path in written_paths(output, options.report):
+            check_output(path)
     with tempfile.TemporaryDirectory(prefix="flash-export-") as folder:
         with talk.step("load", str(options.source)):
             loaded = loaded or load(options)
-        with talk.step("export", "to ONNX, unfused"):
+            if not options.dry_run:
+                _protect(loaded, output, options)
+        with talk.step("export", "nothing to do: it is ONNX" if loaded.source_kind == "onnx" else "to ONNX, unfused"):
             exported = export(loaded, options, Path(folder))
         for note in exported.notes:
             talk.warn(note)
@@ -94,27 +97,21 @@ def run(options: Options, talk: Talk | None = None, loaded: Loaded | None = None
             with talk.step("save", str(output)):
                 document = report.as_json(facts, output, files.published_unfused, checked)
                 saved = files.publish(document, options.report, page=as_html(document))
+    talk.result(report.as_summary(saved, sites, checked))
     return Result(saved, tuple(sites), document)
 
 
 def output_path(options: Options) -> Path:
-    """OUT, or ``NAME.flash.onnx`` beside the source.
-
-    Raises:
-        UsageError: OUT is the source itself.
-    """
+    """OUT, or ``NAME.flash.onnx`` beside the source."""
     source = options.source.resolve()
     name = source.name if source.is_dir() else source.stem
-    output = options.output or source.parent / f"{name}.flash.onnx"
-    if output.resolve() == source:
-        raise UsageError(
-            "the output would replace the source",
-            where=str(output),
-            got="one file for SOURCE and OUT",
-            need="two: the fused model is compared with the unfused one",
-            do="give another -o OUT.onnx",
-        )
-    return output
+    return options.output or source.parent / f"{name}.flash.onnx"
+
+
+def _protect(loaded: Loaded, output: Path, options: Options) -> None:
+    """Raises UsageError where the export would replace a file that it reads."""
+    read = {options.source, *loaded.files, *([options.values] if options.values else [])}
+    refuse_to_replace(read, written_paths(output, options.report, keep_unfused=loaded.source_kind != "onnx"))
 
 
 def skip(sites: Sequence[Site], names: Sequence[str]) -> None:
@@ -166,6 +163,9 @@ def judge(sites: Sequence[Site], options: Options, talk: Talk) -> None:
         )
     if refused:
         talk.warn(f"{len(refused)} attention(s) left as standard ONNX, each with its reason above")
+    square = [site for site in sites if site.status == "fused" and 1 not in (site.bias_shape or [1])[-2:]]
+    if square:
+        talk.warn(f"{len(square)} attention(s) read a bias of queries x keys: the model builds that tensor, S x S")
 
 
 def node_count(model: ir.Model) -> int:
