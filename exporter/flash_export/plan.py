@@ -32,6 +32,9 @@ from flash_export.op import (
 from flash_export.packed import packed
 from flash_export.region import Region
 
+MAX_HEAD_DIM = 256
+"""The largest tile of ``plugin/kernels/variants.inc``; a contract test compares the two."""
+
 DTYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT)
 SPLIT_COST = 8.0
 """Layout 0 around the outputs of one Split: measured 35.4 MiB of activations against 24 with transposes in layout 1."""
@@ -149,6 +152,13 @@ def _static(attention: Attention, axis: Axis, code: str, what: str) -> int:
     size = size_of(axis).static
     if size is None or size < 1:
         raise Refused(code, f"{what} is {size_of(axis)}", attention.anchor, "export with a static head dim")
+    if size > MAX_HEAD_DIM:
+        raise Refused(
+            "head_dim_large",
+            f"{what} is {size}; the kernels take up to {MAX_HEAD_DIM}",
+            attention.anchor,
+            "leave it in standard operators, or add a line to plugin/kernels/variants.inc",
+        )
     return size
 
 

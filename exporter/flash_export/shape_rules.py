@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _UNARY_NAMES = (
     "Identity Cast Dropout Softmax LogSoftmax Tanh Sigmoid Relu Gelu Erf Sqrt Neg Abs Exp Not IsNaN Trilu "
     "CastLike LayerNormalization RMSNormalization Clip LeakyRelu Elu Softplus Reciprocal Log Sin Cos Floor "
-    "Ceil"
+    "Ceil CumSum Round Sign ScatterElements ScatterND HardSwish Mish Swish HardSigmoid"
 )
 _UNARY = frozenset(_UNARY_NAMES.split())
 _BROADCASTING_NAMES = "Add Sub Mul Div Pow Where And Or Xor Equal Less LessOrEqual Greater GreaterOrEqual Max Min Mod"
@@ -145,6 +145,17 @@ def _gather(s: Shapes, node: ir.Node) -> list[Shape | None]:
     return [data[:axis] + indices + data[axis + 1 :]]
 
 
+def _gather_elements(s: Shapes, node: ir.Node) -> list[Shape | None]:
+    return [s.shape(node.inputs[1])]
+
+
+def _tile(s: Shapes, node: ir.Node) -> list[Shape | None]:
+    shape, repeats = s.shape(node.inputs[0]), s.contents(node.inputs[1])
+    if shape is None or repeats is None or len(shape) != len(repeats):
+        return [None if shape is None else tuple(s.fresh() for _ in shape)]
+    return [tuple(d * r for d, r in zip(shape, repeats, strict=True))]
+
+
 def _slice(s: Shapes, node: ir.Node) -> list[Shape | None]:
     shape = s.shape(node.inputs[0])
     if shape is None or len(node.inputs) < 3:
@@ -248,6 +259,8 @@ SHAPE_RULES: dict[str, Callable[[Shapes, ir.Node], list[Shape | None]]] = {
     "Expand": _expand,
     "Concat": _concat,
     "Gather": _gather,
+    "GatherElements": _gather_elements,
+    "Tile": _tile,
     "Slice": _slice,
     "Split": _split,
     "Shape": _shape_of,

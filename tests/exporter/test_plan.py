@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
+from contract.reference import attention as reference
 from exporter import graphs
 from exporter.graphs import (
     HEADS,
@@ -21,6 +25,8 @@ from exporter.graphs import (
     numbers,
     only,
 )
+
+from flash_export.plan import MAX_HEAD_DIM
 
 
 def test_separate_projections_give_layout_0_and_no_transpose_stays() -> None:
@@ -41,15 +47,16 @@ def test_separate_projections_give_layout_0_and_no_transpose_stays() -> None:
     np.testing.assert_allclose(got, expected, atol=1e-5, rtol=0)
 
 
-def test_three_slices_of_one_packed_projection_stay_in_layout_1() -> None:
+def test_three_slices_of_one_packed_projection_stay_in_layout_1_beside_a_bias() -> None:
     body = "p = MatMul (x, w)\n q0, k0, v0 = Split <axis = 2, num_outputs = 3> (p)\n" + SPLIT_HEADS
-    body += PLAIN.replace("out =", "out4 =") + JOIN
-    proto = model(body, inputs="float[B, S, 32] x, float[32, 96] w", outputs="float[B, S, 32] out", constants=SHAPES)
+    body += graphs.PRODUCT + "masked = Add (scaled, m)\n" + graphs.REST.replace("out =", "out4 =") + JOIN
+    inputs = "float[B, S, 32] x, float[32, 96] w, float[S] m"
+    proto = model(body, inputs=inputs, outputs="float[B, S, 32] out", constants=SHAPES)
     fused, sites = fuse(proto)
     assert only(sites).attributes is not None
     assert only(sites).attributes.layout == 1
     random = np.random.default_rng(3)
-    inputs = [random.standard_normal(s).astype(np.float32) * 0.5 for s in ((3, 7, 32), (32, 96))]
+    inputs = [random.standard_normal(s).astype(np.float32) * 0.5 for s in ((3, 7, 32), (32, 96), (7,))]
     expected, got = both(proto, fused, inputs)
     np.testing.assert_allclose(got, expected, atol=1e-5, rtol=0)
 
@@ -125,6 +132,39 @@ def test_scores_in_fp32_between_casts_become_one_fp16_node() -> None:
     expected, got = both(proto, fused, half)
     assert got.dtype == np.float16
     np.testing.assert_allclose(got.astype(np.float32), expected.astype(np.float32), atol=4e-3, rtol=0)
+
+
+def test_scores_beyond_the_range_of_fp16_are_finite_in_the_node() -> None:
+    """The kernel and the body accumulate in fp32, where the unfused graph gives NaN."""
+    proto = model(
+        PLAIN,
+        inputs=graphs.QKV.replace("float", "float16"),
+        outputs=graphs.OUT.replace("float", "float16"),
+        constants=graphs.CONSTANTS.replace("float scale = {0.5}", "float16 scale = {14336}"),
+    )
+    fused, _ = fuse(proto)
+    q, k, v = (x.astype(np.float16) for x in numbers({"B": 2, "S": 5, "T": 7}))
+    inputs = [q * 120, k * 120, v]
+    expected, got = both(proto, fused, inputs)
+    assert not np.isfinite(expected).all()
+    right = reference(*(x.astype(np.float64) for x in inputs), scale=0.5)[0]
+    np.testing.assert_allclose(got.astype(np.float64), right, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize(("place", "depth"), [("query", 257), ("value", 264)])
+def test_a_head_dim_that_no_kernel_takes_is_refused(place: str, depth: int) -> None:
+    inputs = graphs.QKV
+    if place == "query":
+        inputs = inputs.replace("8] q", f"{depth}] q").replace("8] k", f"{depth}] k")
+    else:
+        inputs = inputs.replace("8] v", f"{depth}] v")
+    outputs = graphs.OUT.replace("8]", f"{depth}]") if place == "value" else graphs.OUT
+    assert code(model(PLAIN, inputs=inputs, outputs=outputs)) == "head_dim_large"
+
+
+def test_the_largest_head_dim_is_that_of_the_kernels(repo_root: Path) -> None:
+    lines = (repo_root / "plugin" / "kernels" / "variants.inc").read_text()
+    assert max(int(n) for n in re.findall(r"^FLASH_VARIANT\(\w+, (\d+),", lines, re.MULTILINE)) == MAX_HEAD_DIM
 
 
 def test_a_graph_that_goes_on_in_fp32_keeps_its_fp32_result() -> None:

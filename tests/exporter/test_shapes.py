@@ -59,6 +59,16 @@ def test_reshape_targets_computed_in_the_graph_are_known() -> None:
     assert found["y"] == "(4*B, S, 8)"
 
 
+def test_gathered_elements_have_the_shape_of_their_indices_and_tiles_that_of_their_repeats() -> None:
+    found = shapes(
+        "g = GatherElements <axis = 1> (x, i)\n y = Tile (g, repeats)\n",
+        "float[B, S] x, int64[B, 3] i",
+        "float[B, 6] y",
+        "int64[2] repeats = {1, 2}",
+    )
+    assert (found["g"], found["y"]) == ("(B, 3)", "(B, 6)")
+
+
 def test_two_names_that_met_in_a_product_are_one_length() -> None:
     known = Shapes(ir.from_proto(model("y = Relu (x)\n", inputs="float[B] x", outputs="float[B] y")).graph)
     known.unify(B, S)
