@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proves that a mask is causal or a window: evaluated at many lengths, it must be the same band at every one.
 
-The lengths are unequal, equal, 1, more than a tile, and just at and past every constant that the mask is computed
-from, so that a sliding window of 4,096 is not taken for causal.
+The lengths are unequal, equal, 1, more than a tile, just at and past every constant that the mask is computed from,
+and beyond the last length at which it can change (``reach``), so that a sliding window of 4,096 is not taken for
+causal. A mask for which that length is unknown or too large to try stays a tensor.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import numpy as np
 import onnx_ir as ir
 
 from flash_export.dims import Dim
-from flash_export.evaluate import Evaluator, NotEvaluable
+from flash_export.evaluate import MAX_ELEMENTS, Evaluator, NotEvaluable, TooLarge
+from flash_export.reach import landmarks
 
-MAX_LENGTH = 5000
-"""Masks with constants above this are not evaluated (a 5,000 x 5,000 mask takes 25 MB) and stay tensors."""
+FAR = 1 << 17
+"""Every mask is also tried at this length where that takes little memory: longer than a model's longest input."""
 
-MAX_ELEMENTS = 1 << 26
+NEAR = 2048
+"""Every mask is tried at this length; where a tensor on the way is too large for ``evaluate``, it stays a tensor."""
 
 Trial = tuple[np.ndarray, int, int]
 """A mask broadcast to ``[Sq, Skv]``, Sq and Skv."""
@@ -55,19 +58,24 @@ def trials_of(value: ir.Value, seqlen_q: Dim, seqlen_kv: Dim, evaluator: Evaluat
     """``value`` at many lengths as ``[..., Sq, Skv]`` with Sq and Skv; None when too few lengths fit."""
     try:
         needed = evaluator.symbols(value) | seqlen_q.symbols | seqlen_kv.symbols
-        constants = evaluator.constants(value)
     except NotEvaluable:
         return None
-    landmarks = _landmarks(constants)
-    if landmarks is None:
+    found = landmarks(value, evaluator) if needed else ([], 1)
+    if found is None or found[1] > FAR:
         return None
     results = []
-    for sizes in _settings(sorted(needed), landmarks):
+    for sizes, must_fit in _settings(sorted(needed), *found):
         rows, columns = seqlen_q.evaluate(sizes), seqlen_kv.evaluate(sizes)
-        if rows < 0 or columns < 1 or rows * columns > MAX_ELEMENTS:
+        if rows < 0 or columns < 1:
             continue
         try:
+            if rows * columns > MAX_ELEMENTS:
+                raise TooLarge(f"{rows} x {columns}")
             array = evaluator.evaluate(value, sizes)
+        except TooLarge:
+            if must_fit:
+                return None
+            continue
         except NotEvaluable:
             continue
         full = _as_matrix(array, rows, columns)
@@ -89,36 +97,28 @@ def _as_matrix(array: np.ndarray, rows: int, columns: int) -> np.ndarray | None:
         return None
 
 
-def _landmarks(constants: list[np.ndarray]) -> list[int] | None:
-    """Lengths at which a mask may change its form: its constants and the sides of its constant tensors."""
-    marks: set[int] = set()
-    for array in constants:
-        marks.update(d for d in array.shape if d > 1)
-        if array.size > 64 or array.dtype.kind not in "iuf":
-            continue
-        for number in array.reshape(-1).astype(np.float64):
-            if np.isfinite(number) and number == int(number) and 1 < abs(number) < 1e9:
-                marks.add(int(abs(number)))
-    return None if any(m > MAX_LENGTH for m in marks) else sorted(marks)
+def _settings(names: list[str], marks: list[int], reach: int) -> Iterator[tuple[Mapping[str, int], bool]]:
+    """Sizes of the dynamic dims to try, and whether nothing is proven without them.
 
-
-def _settings(names: list[str], landmarks: list[int]) -> Iterator[Mapping[str, int]]:
-    """Sizes of the dynamic dims to try: distinct, equal, 1, beyond a tile, and just at and past every landmark."""
+    They are distinct, equal, 1, beyond a tile, just at and past every landmark, beyond all of them, and far.
+    """
     count = range(len(names))
-    yield dict(zip(names, (5 + 2 * i for i in count), strict=True))
+    yield dict(zip(names, (5 + 2 * i for i in count), strict=True)), True
     if not names:
         return
-    yield dict(zip(names, (5 + 2 * (len(names) - i) for i in count), strict=True))
-    yield dict.fromkeys(names, 6)
+    yield dict(zip(names, (5 + 2 * (len(names) - i) for i in count), strict=True)), True
+    yield dict.fromkeys(names, 6), True
     for one in names:
-        yield dict.fromkeys(names, 9) | {one: 1}
-        yield dict.fromkeys(names, 3) | {one: 67}
-    for mark in landmarks:
+        yield dict.fromkeys(names, 9) | {one: 1}, True
+        yield dict.fromkeys(names, 3) | {one: 67}, True
+        yield dict.fromkeys(names, 5) | {one: max(NEAR, reach) + 3}, True
+        if len(names) > 1:
+            yield dict.fromkeys(names, 5) | {one: FAR + 3}, False
+    for mark in marks:
         for size in (mark, mark + 3):
             for one in names:
-                yield dict.fromkeys(names, 5) | {one: size}
-            if size <= 1024:
-                yield dict.fromkeys(names, size)
+                yield dict.fromkeys(names, 5) | {one: size}, True
+            yield dict.fromkeys(names, size), size <= NEAR
 
 
 def match(trials: list[Trial]) -> Band | None:

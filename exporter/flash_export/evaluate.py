@@ -8,6 +8,7 @@ by onnx's reference evaluator. A value that depends on the data of a graph input
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -31,9 +32,16 @@ _PURE_OPS_NAMES = (
 PURE_OPS = frozenset(_PURE_OPS_NAMES.split())
 """Deterministic operators that masks, scales and position biases are made of."""
 
+MAX_ELEMENTS = 1 << 25
+"""No tensor on the way to a value may have more elements (256 MiB of int64)."""
+
 
 class NotEvaluable(Exception):
     """The value depends on data, on an unknown rank, or on an operator outside ``PURE_OPS``."""
+
+
+class TooLarge(NotEvaluable):
+    """A tensor on the way to the value would exceed ``MAX_ELEMENTS`` at these sizes."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -70,6 +78,14 @@ class Evaluator:
         dims = (self._shapes.normal(d) for contents in cut.lengths.values() for d in contents)
         return {name for dim in dims for name in dim.symbols}
 
+    def nodes(self, value: ir.Value) -> list[ir.Node]:
+        """The nodes that compute ``value`` from lengths and constants, in order.
+
+        Raises:
+            NotEvaluable: see the class.
+        """
+        return self._cut(value).nodes
+
     def evaluable(self, value: ir.Value) -> bool:
         """True when ``value`` depends on lengths and constants alone."""
         try:
@@ -83,6 +99,7 @@ class Evaluator:
 
         Raises:
             NotEvaluable: see the class; also when the operators fail at these sizes.
+            TooLarge: nothing is known at these sizes.
         """
         cut = self._cut(value)
         feeds = dict(cut.constants)
@@ -93,7 +110,9 @@ class Evaluator:
             return np.asarray(feeds[str(value.name)])
         try:
             with np.errstate(all="ignore"):
-                return np.asarray(cut.evaluator.run(None, feeds)[0])
+                return np.asarray(_run(cut.evaluator, feeds)[str(value.name)])
+        except TooLarge:
+            raise
         except Exception as error:  # the reference evaluator raises whatever NumPy raises at sizes that do not fit
             raise NotEvaluable(f"{value.name}: {error}") from error
 
@@ -144,8 +163,15 @@ class Evaluator:
             cut.constants[name] = array
             return True
         producer = value.producer()
+        contents = self._shapes.contents(value) if producer is not None else None
+        shape = self._shapes.shape(value)
+        if contents is not None and shape is not None and all(d.static is not None for d in (*contents, *shape)):
+            # Picked out of a Shape beside dynamic dims, but none itself.
+            numbers = np.array([d.static for d in contents], dtype=np.int64)
+            if value.dtype in (None, ir.DataType.INT64) and numbers.size == math.prod(d.static or 0 for d in shape):
+                cut.constants[name] = numbers.reshape([d.static or 0 for d in shape])
+                return True
         if g.is_op(producer, "Shape"):
-            contents = self._shapes.contents(value)
             if contents is None or any(name.startswith("?") for dim in contents for name in dim.symbols):
                 raise NotEvaluable(name)
             cut.lengths[name] = contents
@@ -161,3 +187,42 @@ class Evaluator:
         proto = onnx.ModelProto(ir_version=9, graph=graph)
         proto.opset_import.extend(opsets)
         return proto
+
+
+def _run(evaluator: ReferenceEvaluator, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray | None]:
+    """Every result by name; looks at each node's inputs first, as what a mask allocates may depend on a number."""
+    results: dict[str, np.ndarray | None] = {"": None, **feeds}
+    for node in evaluator.rt_nodes_:
+        inputs = [results[name] for name in node.input]
+        if _elements(node.op_type, inputs) > MAX_ELEMENTS:
+            raise TooLarge(f"{node.op_type} of {node.output[0]}")
+        results.update(zip(node.output, node.run(*inputs), strict=False))
+    return results
+
+
+def _elements(op_type: str, inputs: list[np.ndarray | None]) -> float:
+    """At least how many elements the operator's result has."""
+    arrays = [np.asarray(x) for x in inputs if x is not None]
+    if op_type == "Range":
+        start, limit, delta = (float(x.reshape(())) for x in arrays)
+        return max(0.0, (limit - start) / delta) if delta else math.inf
+    if op_type == "ConstantOfShape":
+        return math.prod(float(n) for n in arrays[0].reshape(-1))
+    if op_type == "Tile":
+        return arrays[0].size * math.prod(float(n) for n in arrays[1].reshape(-1))
+    if op_type == "Pad":
+        return arrays[0].size + float(np.abs(arrays[1].astype(np.float64)).sum())
+    shapes = [x.shape for x in arrays]
+    if op_type == "Expand":
+        shapes = [shapes[0], tuple(int(n) for n in arrays[1].reshape(-1))]
+    elif op_type == "Gather":
+        return arrays[1].size
+    elif op_type in _NOT_BROADCAST:
+        return 0
+    rank = max((len(s) for s in shapes), default=0)
+    aligned = [(1,) * (rank - len(s)) + s for s in shapes]
+    return math.prod(float(max(sizes)) for sizes in zip(*aligned, strict=True))
+
+
+_NOT_BROADCAST = frozenset("Concat Reshape Slice Split Squeeze Unsqueeze Transpose Trilu Flatten".split())
+"""Operators whose result is no larger than their inputs, which do not broadcast against one another."""

@@ -211,7 +211,7 @@ class _Builder:
     def _masked(
         self, bias: BiasFeed, below: ir.Value | None, dtype: ir.DataType, place: ir.Node, prefix: str
     ) -> ir.Value:
-        """``Where(all visible, below or 0, fill)``; one literal keeps its polarity, several are brought to "visible"."""
+        """``Where(all visible, below or 0, fill)``; one literal keeps its sense, several are brought to "visible"."""
         values = [self._feed(f, place, prefix) for f in bias.feeds]
         seen = below or self._constant(np.array(0.0, dtype=_NUMPY[dtype]), "zero")
         fill = self._constant(np.array(bias.fill, dtype=_NUMPY[dtype]), "fill")

@@ -106,7 +106,7 @@ def test_a_window_beyond_what_is_evaluated_stays_a_tensor() -> None:
     proto = attention(
         "far = Sub (i, j)\n near = Less (far, w)\n past = LessOrEqual (j, i)\n keep = And (near, past)\n"
         "bias = Where (keep, zero, hidden)\n masked = Add (scaled, bias)",
-        constants=graphs.CONSTANTS + ", int64 w = {100000}",
+        constants=graphs.CONSTANTS + ", int64 w = {1000000}",
     )
     fused, sites = fuse(proto)
     site = only(sites)
@@ -396,3 +396,67 @@ def test_an_added_causal_fill_that_a_score_can_outweigh_stays_that_number(fill: 
         q, k, v = numbers(sizes)
         expected, got = both(proto, fused, [q * 10, k * 10, v])
         np.testing.assert_allclose(got, expected, atol=1e-4 if fill > -1000 else 2e-3, rtol=0)
+
+
+WINDOWS = {
+    "product": ("w = Mul (ten, twenty)\n near = Less (far, w)", "int64 ten = {10}, int64 twenty = {20}", 199),
+    "power": ("w = Pow (i2, eight)\n near = Less (far, w)", "int64 eight = {8}", 255),
+    "sum": ("a = Sub (far, many)\n b = Sub (a, many)\n near = Less (b, i0)", "int64 many = {1000}", 1999),
+    "fraction": ("f = Cast <to = 1> (far)\n near = Less (f, w)", "float w = {200.5}", 200),
+    "quotient": (
+        "f = Cast <to = 1> (far)\n d = Div (f, w)\n near = Less (d, one)",
+        "float w = {200.5}, float one = {1}",
+        200,
+    ),
+    "factor": (
+        "f = Cast <to = 1> (far)\n d = Mul (f, w)\n near = Less (d, one)",
+        "float w = {0.005}, float one = {1}",
+        199,
+    ),
+    "attribute": ("w = ConstantOfShape <value = int64[1] {200}> (ax1)\n near = Less (far, w)", "bool no = {0}", 199),
+    "square": ("s = Mul (far, far)\n near = Less (s, w)", "int64 w = {90000}", 299),
+    "logarithm": (
+        "m = Max (far, i1)\n f = Cast <to = 1> (m)\n l = Log (f)\n near = Less (l, w)",
+        "float w = {5.3}",
+        None,
+    ),
+    "far product": ("w = Mul (many, many)\n near = Less (far, w)", "int64 many = {1000}", None),
+    "far factors": (
+        "f = Cast <to = 1> (far)\n d = Mul (f, w)\n e = Mul (d, w)\n near = Less (e, one)",
+        "float w = {0.001}, float one = {1}",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_window_whose_width_is_computed_is_that_window_or_stays_a_tensor(name: str) -> None:
+    lines, constants, left = WINDOWS[name]
+    proto = attention(
+        f"far = Sub (i, j)\n {lines}\n past = LessOrEqual (j, i)\n keep = And (near, past)\n"
+        "bias = Where (keep, zero, hidden)\n masked = Add (scaled, bias)",
+        constants=f"{graphs.CONSTANTS}, {constants}",
+    )
+    fused, sites = fuse(proto)
+    site = only(sites)
+    assert site.status == "fused"
+    assert site.attributes is not None
+    assert causal(site) == "top_left"
+    assert site.attributes.window_left == (-1 if left is None else left)
+    assert (site.bias_shape is None) == (left is not None)
+    q, k, v = numbers({"B": 1, "S": 320, "T": 320}, depth=8)
+    expected, got = both(proto, fused, [q, k, v])
+    np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
+def test_a_mask_that_would_fill_the_memory_stays_in_the_graph() -> None:
+    start = time.monotonic()
+    proto = attention(
+        "long = Range (i0, w, i1)\n c = ReduceMax <keepdims = 0> (long)\n k0 = LessOrEqual (j, i)\n"
+        "k1 = LessOrEqual (c, w)\n keep = And (k0, k1)\n masked = Where (keep, scaled, hidden)",
+        constants=graphs.CONSTANTS + ", int64 w = {1000000000000}",
+    )
+    site = only(fuse(proto)[1])
+    assert causal(site) == "top_left"
+    assert site.bias_shape is not None
+    assert time.monotonic() - start < 20
