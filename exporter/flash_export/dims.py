@@ -109,7 +109,7 @@ def _parse_product(text: str) -> Dim | None:
     for factor in (f.strip() for f in text.split("*")):
         if not factor:
             return None
-        product = product * (Dim.of(int(factor)) if factor.isdigit() else Dim({(factor,): 1}))
+        product = product * (Dim.of(int(factor)) if re.fullmatch("[0-9]{1,18}", factor) else Dim({(factor,): 1}))
     return product
 
 

@@ -27,6 +27,9 @@ _BATCH_SIZES = (2, 1, 4)
 _LENGTHS = ((67, 41, 53, 37), (1, 19, 5, 11), (131, 97, 29, 71))
 """Sizes of the 1st, 2nd, ... dim that is no batch, in three settings: odd, unequal, past one tile, 1 among them."""
 
+_LONGEST_DIM = 500
+"""A dim with more characters is a name to us, and no expression."""
+
 
 def draw_inputs(
     model: Path | ir.Model, sizes: Mapping[str, int], seed: int = 0, kind: Padding = "mixed", *, spread: float = 1.0
@@ -216,9 +219,11 @@ def _named_dims(value: ir.Value) -> Iterable[tuple[int, str]]:
 
 def _names_in(dim: str) -> list[str]:
     """The names in a dim such as ``past + seq``; the dim itself where it is no such expression."""
+    if len(dim) > _LONGEST_DIM:
+        return [dim]
     try:
         tree = ast.parse(dim, mode="eval")
-    except SyntaxError:
+    except (SyntaxError, ValueError):  # ValueError: NUL, in some versions of Python
         return [dim]
     known = (ast.Expression, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Constant, ast.Name, ast.Load)
     if not all(isinstance(node, known) for node in ast.walk(tree)):
@@ -242,7 +247,10 @@ def _evaluate(dim: str, sizes: Mapping[str, int]) -> int:
                 return left + right
             if isinstance(node.op, ast.Sub):
                 return left - right
-            return left * right if isinstance(node.op, ast.Mult) else left // right
+            if isinstance(node.op, ast.Mult):
+                return left * right
+            if right:
+                return left // right
         raise KeyError(dim)
 
     return size(ast.parse(dim, mode="eval").body)

@@ -92,6 +92,19 @@ def _visit(node: ir.Node, region: Region) -> Site | _Candidate | None:
         region.drafts.discard(mark)
         _refuse(site, error.reason, node)
         return site
+    except RecursionError:
+        # Readers call themselves for each node above the anchor, as expressions of attention are tens of nodes deep.
+        region.drafts.discard(mark)
+        _refuse(site, _TOO_DEEP, node)
+        return site
+
+
+_TOO_DEEP = Refusal(
+    "too_deep",
+    "hundreds of operators follow one another between the products and the softmax, or make the mask",
+    "",
+    "simplify the graph first (onnxsim, onnxslim), or leave this attention in standard operators",
+)
 
 
 def _refuse(site: Site, reason: Refusal, anchor: ir.Node) -> None:

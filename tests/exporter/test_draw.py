@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from flash_export import nudge
+from flash_export.dims import Dim
 from flash_export.draw import PADDINGS, draw_inputs, draw_mask, dynamic_dims, sizes_to_try
 from flash_export.errors import UsageError
 from flash_export.input_roles import read_roles
@@ -182,6 +183,22 @@ def test_the_last_choices_are_short_enough_for_a_small_table_of_positions_and_st
 
 def test_a_static_model_has_one_setting() -> None:
     assert sizes_to_try(model("g (float[2,3] x) => (float[2,3] y) { y = Identity(x) }"), {}) == [[{}]]
+
+
+@pytest.mark.parametrize("dim", ["²", "1" * 5000, "+".join(["s"] * 4000), "(" * 300 + "s" + ")" * 300, "s**2", "a b"])
+def test_a_dim_that_is_no_short_expression_is_a_name(dim: str) -> None:
+    odd = model("g (float[s] x) => (float[s] y) { y = Identity(x) }")
+    odd.graph.inputs[0].shape = ir.Shape([dim])
+    assert dynamic_dims(odd) == {dim: True}
+    assert draw_inputs(odd, {dim: 3})["x"].shape == (3,)
+    assert Dim.named(dim).evaluate({name: 3 for name in Dim.named(dim).symbols}) > 0
+
+
+def test_a_dim_divided_by_0_has_no_size() -> None:
+    odd = model("g (float[s] x) => (float[s] y) { y = Identity(x) }")
+    odd.graph.inputs[0].shape = ir.Shape(["s // (s - s)"])
+    with pytest.raises(UsageError, match="has no size"):
+        draw_inputs(odd, {"s": 3})
 
 
 def test_a_missing_size_names_the_input_the_axis_and_the_dim() -> None:

@@ -219,3 +219,16 @@ def test_what_programs_share_is_kept_for_those_that_stay(tmp_path: Path) -> None
     got = run(ir.to_proto(converted).SerializeToString(), [x.numpy() for x in inputs])
     for output, right in zip(got, forward(*inputs), strict=True):
         np.testing.assert_allclose(output, right.numpy(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("deep", ["Identity (m{})", "Add (m{}, zero)", "Where (yes, m{}, hidden)"])
+def test_a_chain_deeper_than_pythons_stack_is_refused_with_its_reason(deep: str) -> None:
+    chain = "".join(f"m{i + 1} = {deep.format(i)}\n" for i in range(1500))
+    lines = f"m0 = Identity (scaled)\n{chain}masked = Identity (m1500)"
+    assert code(attention(lines)) == "too_deep"
+
+
+def test_a_mask_deeper_than_pythons_stack_is_refused_with_its_reason() -> None:
+    chain = "".join(f"n{i + 1} = Not (n{i})\n" for i in range(1500))
+    lines = f"n0 = LessOrEqual (j, i)\n{chain}masked = Where (n1500, scaled, hidden)"
+    assert code(attention(lines)) == "too_deep"
