@@ -126,9 +126,7 @@ def test_a_shape_that_was_wrong_before_is_no_fault_of_the_rewrite(fused: onnx.Mo
     check_structure(wrong, with_a_wrong_shape(unfused, tmp_path / "wrong.onnx"))
 
 
-def test_a_broken_node_that_was_there_before_is_no_fault_of_the_rewrite(
-    fused: onnx.ModelProto, tmp_path: Path
-) -> None:
+def test_a_broken_node_that_was_there_before_is_no_fault_of_the_rewrite(fused: onnx.ModelProto, tmp_path: Path) -> None:
     rename(node_of(fused))
     onnx.save(fused, tmp_path / "fused.onnx")
     onnx.save(ir.to_proto(build(Recipe(sites=2), fused=False)), tmp_path / "unfused.onnx")

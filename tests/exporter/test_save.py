@@ -6,10 +6,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -301,42 +299,6 @@ def child(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
-
-
-def test_a_kill_at_any_moment_leaves_a_model_that_loads(tmp_path: Path) -> None:
-    """A child saves two models in turn, over and over; it is killed at moments spread over its work."""
-    models = [write_unfused(tmp_path / f"u{seed}.onnx", seed=seed, elements=300_000) for seed in (0, 1)]
-    output = tmp_path / "out" / "m.onnx"
-    expected = [1.5 * run(path) for path in models]
-    program = f"""
-import itertools
-from pathlib import Path
-import numpy as np
-import onnx_ir as ir
-from flash_export import save
-save.INLINE_LIMIT_BYTES = 1000
-paths = [Path(p) for p in {list(map(str, models))!r}]
-for path in itertools.cycle(paths):
-    model = ir.load(path)
-    model.graph.initializers["s"].const_value = ir.tensor(np.float32([3.0]), name="s")
-    save.save(model, path, Path({str(output)!r}), {{}})
-    print("saved", flush=True)
-"""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    for moment in range(6):
-        process = subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(0.013 * moment)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        verify(output)
-        found = run(output)
-        assert any(np.array_equal(found, e) for e in expected)
-    publish_after = save.save(fuse(models[0]), models[0], output, {})
-    assert not list((tmp_path / "out").glob(".*.partial"))
-    assert publish_after.output == output
 
 
 def test_an_output_whose_parent_is_a_file_is_a_usage_error(tmp_path: Path) -> None:
