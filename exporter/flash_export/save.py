@@ -199,8 +199,8 @@ def refuse_to_replace(read: Iterable[Path], written: Iterable[Path]) -> None:
                 "the output would replace the source",
                 where=str(path),
                 got="a file that the source is read from",
-                need="another: the fused model is compared with the unfused one, and the source stays as it is",
-                do="give another -o OUT.onnx or --report DIR",
+                need="another: what is read stays as it is",
+                do="give the output, or the folder of the report, another name",
             )
 
 

@@ -23,11 +23,10 @@ import onnx_ir as ir
 
 from flash_export.draw import draw_inputs, dynamic_dims
 from flash_export.errors import UsageError
-from flash_export.save import check_output
 from flash_export.talk import Talk
 from flash_trt import bench_plot, engine_file, gpu, onnx_file, ort, runners
 from flash_trt.onnx_file import OnnxFile
-from flash_trt.output import write_atomically
+from flash_trt.output import check_outputs, write_atomically
 
 BENCH_SCHEMA = 1
 _LEAST_ROUNDS = 5
@@ -104,8 +103,7 @@ def bench(options: BenchOptions, talk: Talk) -> list[Setting]:
         UsageError: an unreadable file, a setting that does not fit, no ONNX file to draw inputs from.
         UnsafeInput, UnsupportedModel, MissingHere: a model cannot be run here; see ``runners`` and ``ort``.
     """
-    for output in filter(None, (options.json, options.plot)):
-        check_output(output)
+    check_outputs((options.json, options.plot), options.models)
     with talk.step("read", ", ".join(map(str, options.models))):
         files = {path: onnx_file.read(path) for path in options.models if not engine_file.is_engine(path)}
         model = _model_to_draw_from(options, files)

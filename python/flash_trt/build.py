@@ -20,12 +20,11 @@ from typing import Any
 import flash_trt
 from flash_export.errors import MissingHere, UnsupportedModel
 from flash_export.op import DOMAIN, VERSION
-from flash_export.save import check_output
 from flash_export.talk import Talk
 from flash_trt import attention, backends, command_lines, gpu, onnx_file, plan, plugin_library, shapes
 from flash_trt.backends import Backend, BackendChoice, Progress
 from flash_trt.onnx_file import FlashNode, OnnxFile
-from flash_trt.output import write_atomically
+from flash_trt.output import check_outputs, write_atomically
 from flash_trt.plugin_library import PluginLibrary, sha256_of
 
 SIDECAR_SCHEMA = 1
@@ -94,10 +93,11 @@ def build(options: BuildOptions, talk: Talk) -> dict[str, Any]:
         UnsupportedModel: no FlashAttention node (unless ``allow_none``), or TensorRT refuses the model.
         MissingHere: no TensorRT, no plugin, or a node that the plugin does not serve.
     """
-    for output in filter(None, (options.output, options.timing_cache)):
-        check_output(output)
+    outputs = (options.output, sidecar_path(options.output), options.timing_cache)
+    check_outputs(outputs, [options.model])
     with talk.step("read", str(options.model)):
         file = onnx_file.read(options.model)
+        check_outputs(outputs, file.external_files)
         given = [shapes.parse(text) for text in options.shapes]
         profile = shapes.plan_profile(file.inputs, given)
         _require_flash_nodes(file, options.allow_none)

@@ -25,13 +25,12 @@ from flash_export import runtime, twin
 from flash_export.check_model import FLOAT64_LIMIT_BYTES
 from flash_export.errors import NumbersDiffer, UsageError
 from flash_export.op import DOMAIN
-from flash_export.save import check_output
 from flash_export.talk import Talk
 from flash_export.trials import Trial
 from flash_trt import engine_file, onnx_file, runners, tensor_files
 from flash_trt.compare_inputs import InputOptions, plan_runs
 from flash_trt.onnx_file import OnnxFile
-from flash_trt.output import write_atomically
+from flash_trt.output import check_outputs, write_atomically
 from flash_trt.plugin_library import sha256_of
 from flash_trt.rounding import more_roundings
 from flash_trt.verdict import Outputs, OutputVerdict, RunOutputs, judge_runs
@@ -94,10 +93,8 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
         UsageError: an unreadable file, a file compared with itself, inputs that cannot be drawn or are refused.
         UnsupportedModel, MissingHere, UnsafeInput: a side cannot be run here; see ``runners``.
     """
-    if options.json:
-        check_output(options.json)
-    if options.save_inputs:
-        check_output(options.save_inputs / "inputs.npz")
+    inputs = options.save_inputs / "inputs.npz" if options.save_inputs else None
+    check_outputs((options.json, inputs), (options.fused, options.reference))
     with talk.step("read", f"{options.fused} and {options.reference}"):
         reference = onnx_file.read(options.reference)
         fused = None if engine_file.is_engine(options.fused) else onnx_file.read(options.fused)

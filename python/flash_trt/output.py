@@ -7,9 +7,27 @@ import contextlib
 import errno
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from flash_export.errors import MissingHere
+from flash_export.save import check_output, refuse_to_replace
+
+
+def check_outputs(written: Iterable[Path | None], read: Iterable[Path]) -> None:
+    """Raises unless every output can be created and none of them replaces a file that is read; call it first.
+
+    Args:
+        written: where files will go; None where the user wants none.
+        read: the models, with what they keep outside.
+
+    Raises:
+        UsageError: an output is a file that is read, a folder or a device, or its folder cannot be written to.
+    """
+    wanted = [path for path in written if path is not None]
+    refuse_to_replace(read, wanted)
+    for path in wanted:
+        check_output(path)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -16,7 +16,6 @@ from flash_export import twin
 from flash_export.draw import draw_inputs, dynamic_dims
 from flash_export.errors import UsageError
 from flash_export.input_roles import fed_inputs
-from flash_export.save import check_output
 from flash_export.talk import Talk
 from flash_trt import engine_file, onnx_file, ort, runners, shapes, tensor_files
 from flash_trt.onnx_file import OnnxFile
@@ -56,7 +55,7 @@ def run(options: RunOptions, talk: Talk) -> RunResult:
     """
     if options.output:
         tensor_files.check_suffix(options.output)
-        check_output(options.output)
+        check_outputs((options.output,), (options.model,))
     is_engine = engine_file.is_engine(options.model)
     result = _run_engine(options, talk) if is_engine else _run_onnx(options, talk)
     if options.output:

@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from python.attention_models import fused
 
-from flash_export.errors import MissingHere
+from flash_export.errors import EXIT_USAGE, MissingHere
 from flash_trt import output
 from flash_trt.output import write_atomically
 
@@ -35,3 +39,36 @@ def test_a_full_disk_leaves_the_old_content_and_nothing_else(
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("build", "m.onnx", "-o", "m.onnx", "--target", "sm80"),
+        ("compare", "m.onnx", "other.onnx", "--json", "m.onnx"),
+        ("compare", "m.onnx", "other.onnx", "--json", "other.onnx"),
+        ("bench", "m.onnx", "--json", "m.onnx"),
+        ("bench", "m.onnx", "--plot", "m.onnx"),
+        ("run", "m.onnx", "-o", "m.onnx"),
+    ],
+    ids=" ".join,
+)
+def test_no_command_replaces_a_file_that_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flash_trt: Callable[..., int], arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fused(tmp_path / "m.onnx")
+    fused(tmp_path / "other.onnx")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert flash_trt(*arguments) == EXIT_USAGE
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_no_engine_replaces_the_weights_of_its_model(tmp_path: Path, flash_trt: Callable[..., int]) -> None:
+    model = onnx.load(fused(tmp_path / "m.onnx"))
+    weight = onnx.numpy_helper.from_array(np.ones((64, 64), np.float32), "weight")
+    model.graph.initializer.append(weight)
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    before = (tmp_path / "m.data").read_bytes()
+    assert flash_trt("build", tmp_path / "m.onnx", "-o", tmp_path / "m.data", "--target", "sm80") == EXIT_USAGE
+    assert (tmp_path / "m.data").read_bytes() == before
