@@ -12,11 +12,12 @@ from flash_export.errors import UsageError, UserError
 
 
 @contextlib.contextmanager
-def blame(path: Path) -> Iterator[None]:
+def blame(path: Path | None) -> Iterator[None]:
     """Turns an exception of the block into a ``UsageError`` if the ONNX file at ``path`` contradicts itself.
 
     A file is not refused for that beforehand: some exporters write wrong shapes beside right operators, and onnx
-    cannot tell those files from one whose Transpose has more axes than its input.
+    cannot tell those files from one whose Transpose has more axes than its input. ``path`` is None where the file is
+    an export of ours: what is wrong with it is our fault as well.
 
     Raises:
         UsageError: with onnx's own words.
@@ -27,7 +28,7 @@ def blame(path: Path) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        why = why_refused(path, strict=True)
+        why = None if path is None else why_refused(path)
         if why is None:
             raise
         raise UsageError(

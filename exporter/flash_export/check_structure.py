@@ -35,7 +35,11 @@ def check_structure(path: Path, unfused: Path | None = None) -> None:
     for node in attention_nodes(skeleton):
         if tuple(node.output) not in found_there:
             check_node(node)
-    _run_checker(path, unfused, strict=_may_be_strict(skeleton))
+    refusal = why_refused(path, skeleton)
+    if refusal is not None and unfused is not None and why_refused(unfused) is not None:
+        refusal = _refusal(path, full=False, custom=False)
+    if refusal is not None:
+        raise BrokenRewrite(f"onnx.checker refuses the fused file: {refusal}") from refusal
 
 
 def _outputs_of_ours(unfused: Path | None) -> set[tuple[str, ...]]:
@@ -89,30 +93,25 @@ def check_node(node: onnx.NodeProto) -> None:
         raise BrokenRewrite(f"{where}: {error}") from error
 
 
-def _may_be_strict(skeleton: onnx.ModelProto) -> bool:
-    """Whether onnx knows every operator of the model.
+def why_refused(path: Path, skeleton: onnx.ModelProto | None = None) -> Exception | None:
+    """Why onnx's checker, as strict as the model allows, refuses the file; None where it does not.
 
-    Operators of ONNX Runtime's own domains have no schema in onnx, and there ``check_custom_domain`` and
-    strict inference would refuse what is right.
+    Operators of ONNX Runtime's own domains have no schema in onnx, and there ``check_custom_domain`` and strict
+    inference would refuse what is right; so does ``check_custom_domain`` at a call of a local function.
+
+    Args:
+        skeleton: the file's content, where it is loaded already.
     """
-    local = {f.domain for f in skeleton.functions}
-    known = {"", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview.training", DOMAIN} | local
-    return not {o.domain for o in skeleton.opset_import} - known
+    skeleton = skeleton or onnx.load(path, load_external_data=False)
+    local = {f.domain for f in skeleton.functions} - {DOMAIN}
+    known = {"", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview.training", DOMAIN}
+    full = {o.domain for o in skeleton.opset_import} <= known | local
+    return _refusal(path, full=full, custom=full and not local)
 
 
-def _run_checker(path: Path, unfused: Path | None, *, strict: bool) -> None:
-    """onnx's own checker, as strict as the model allows."""
-    refusal = why_refused(path, strict=strict)
-    if refusal is not None and strict and unfused is not None and why_refused(unfused, strict=True) is not None:
-        refusal = why_refused(path, strict=False)
-    if refusal is not None:
-        raise BrokenRewrite(f"onnx.checker refuses the fused file: {refusal}") from refusal
-
-
-def why_refused(path: Path, *, strict: bool) -> Exception | None:
-    """Why onnx's checker refuses the file, None where it does not."""
+def _refusal(path: Path, *, full: bool, custom: bool) -> Exception | None:
     try:
-        onnx.checker.check_model(str(path), full_check=strict, check_custom_domain=strict)
+        onnx.checker.check_model(str(path), full_check=full, check_custom_domain=custom)
     except Exception as error:  # the checker raises classes of several C++ libraries
         return error
     return None

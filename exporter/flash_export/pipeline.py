@@ -62,7 +62,8 @@ def run(options: Options, talk: Talk | None = None, loaded: Loaded | None = None
             exported = export(loaded, options, Path(folder))
         for note in exported.notes:
             talk.warn(note)
-        with talk.step("find", "every softmax and attention operator"), blame(exported.path):
+        theirs = exported.path if exported.reference is None else None
+        with talk.step("find", "every softmax and attention operator"), blame(theirs):
             model = ir.load(exported.path)
             before = node_count(model)
             sites = find(model)
@@ -72,7 +73,7 @@ def run(options: Options, talk: Talk | None = None, loaded: Loaded | None = None
         facts = report.Facts(options.source, exported.source_kind, sites, (before, before), talk.seconds)
         if options.dry_run:
             return Result(None, tuple(sites), report.as_json(facts, None, None, None))
-        with talk.step("rewrite", "each attention into one node"), blame(exported.path):
+        with talk.step("rewrite", "each attention into one node"), blame(theirs):
             shown = report_example.look_before(model, sites)
             rewrite(model, sites, fallback=options.fallback)
             example = report_example.as_json(shown, model)
@@ -80,7 +81,7 @@ def run(options: Options, talk: Talk | None = None, loaded: Loaded | None = None
         with staged(model, exported.path, output, keep_unfused=exported.source_kind != "onnx") as files:
             checked = None
             if options.check:
-                with talk.step("check", "each attention alone, then the whole model"):
+                with talk.step("check", "each attention alone, then the whole model"), blame(theirs):
                     checked = check(
                         files.unfused,
                         files.fused,

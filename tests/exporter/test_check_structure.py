@@ -6,6 +6,7 @@ from pathlib import Path
 
 import onnx
 import onnx.helper
+import onnx.parser
 import onnx_ir as ir
 import pytest
 from exporter.attention_pairs import Recipe, build
@@ -104,6 +105,22 @@ def test_operators_of_onnx_runtime_beside_ours_are_no_fault(fused: onnx.ModelPro
     fused.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
     onnx.save(fused, tmp_path / "contrib.onnx")
     check_structure(tmp_path / "contrib.onnx")
+
+
+LOCAL = """
+<ir_version: 9, opset_import: ["" : 18, "own" : 1]>
+main (float[3, 5] x) => (float[3, 5] y) { y = own.Turn (x) }
+<domain: "own", opset_import: ["" : 18]>
+Turn (x) => (y) { y = Transpose <perm = [PERM]> (x) }
+"""
+
+
+def test_a_call_of_a_local_function_is_no_fault_and_what_it_computes_is_still_judged(tmp_path: Path) -> None:
+    for name, perm in (("right", "0, 1"), ("wrong", "0, 7")):
+        onnx.save(onnx.parser.parse_model(LOCAL.replace("PERM", perm)), tmp_path / f"{name}.onnx")
+    check_structure(tmp_path / "right.onnx")
+    with pytest.raises(BrokenRewrite, match="perm"):
+        check_structure(tmp_path / "wrong.onnx", tmp_path / "right.onnx")
 
 
 def with_a_wrong_shape(model: onnx.ModelProto, path: Path) -> Path:

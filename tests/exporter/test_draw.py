@@ -191,7 +191,7 @@ def test_a_dim_that_is_no_short_expression_is_a_name(dim: str) -> None:
     odd.graph.inputs[0].shape = ir.Shape([dim])
     assert dynamic_dims(odd) == {dim: True}
     assert draw_inputs(odd, {dim: 3})["x"].shape == (3,)
-    assert Dim.named(dim).evaluate({name: 3 for name in Dim.named(dim).symbols}) > 0
+    assert Dim.named(dim).evaluate(dict.fromkeys(Dim.named(dim).symbols, 3)) > 0
 
 
 def test_a_dim_divided_by_0_has_no_size() -> None:

@@ -86,6 +86,8 @@ def test_an_exception_is_ours_unless_onnx_finds_the_file_at_fault(tmp_path: Path
     onnx.save(model, tmp_path / "wrong.onnx")
     with pytest.raises(IndexError), blame(tmp_path / "right.onnx"):
         raise IndexError
+    with pytest.raises(IndexError), blame(None):  # an export of ours
+        raise IndexError
     with pytest.raises(UsageError, match="contradicts itself") as error, blame(tmp_path / "wrong.onnx"):
         raise IndexError
     assert "perm" in error.value.got
