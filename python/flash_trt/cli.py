@@ -61,7 +61,7 @@ def _flash_trt(
 def build(
     model: Annotated[Path, typer.Argument(help="ONNX file with FlashAttention nodes.", show_default=False)],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The engine. [default: MODEL.engine beside MODEL]")
+        Path | None, typer.Option("-o", "--output", help=r"The engine. \[default: MODEL.engine beside MODEL]")
     ] = None,
     backend: Annotated[BackendChoice, typer.Option(help="Which TensorRT builds.")] = "auto",
     shape: Annotated[
@@ -75,7 +75,7 @@ def build(
     target: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="SM,...", help="GPU generations to build for (TensorRT for RTX): sm80,sm89. [default: the GPU here]"
+            metavar="SM,...", help=r"GPU generations to build for (TensorRT for RTX): sm80,sm89. \[default: the GPU here]"
         ),
     ] = None,
     embed_plugin: Annotated[
@@ -156,7 +156,7 @@ def run(
     ],
     inputs: Annotated[
         Path | None,
-        typer.Option("--inputs", "-i", metavar="FILE", help="NPZ, safetensors or JSON. [default: drawn inputs]"),
+        typer.Option("--inputs", "-i", metavar="FILE", help=r"NPZ, safetensors or JSON. \[default: drawn inputs]"),
     ] = None,
     output: Annotated[
         Path | None,
@@ -280,7 +280,7 @@ def _bench_table(setting: Setting) -> Table:
 def triton(
     repository: Annotated[Path, typer.Argument(metavar="DIR", help="The model repository.", show_default=False)],
     model: Annotated[Path, typer.Argument(help="An engine of TensorRT, or an ONNX file.", show_default=False)],
-    name: Annotated[str | None, typer.Option(help="The model's name. [default: the file's]")] = None,
+    name: Annotated[str | None, typer.Option(help=r"The model's name. \[default: the file's]")] = None,
     device: Annotated[Device, typer.Option(help="Where an ONNX file is served.")] = "gpu",
     max_batch: Annotated[int, typer.Option(min=1, help="Largest batch; an engine's own where it is smaller.")] = 8,
     instances: Annotated[int, typer.Option(min=1, help="Copies of the model that serve at once.")] = 1,

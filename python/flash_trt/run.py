@@ -19,6 +19,7 @@ from flash_export.input_roles import fed_inputs
 from flash_export.talk import Talk
 from flash_trt import engine_file, onnx_file, ort, runners, shapes, tensor_files
 from flash_trt.onnx_file import OnnxFile
+from flash_trt.output import check_outputs
 
 Place = Literal["auto", "cpu", "cuda"]
 
@@ -55,7 +56,7 @@ def run(options: RunOptions, talk: Talk) -> RunResult:
     """
     if options.output:
         tensor_files.check_suffix(options.output)
-        check_outputs((options.output,), (options.model,))
+        check_outputs((options.output,), filter(None, (options.model, options.inputs)))
     is_engine = engine_file.is_engine(options.model)
     result = _run_engine(options, talk) if is_engine else _run_onnx(options, talk)
     if options.output:

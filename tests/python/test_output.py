@@ -49,7 +49,7 @@ def test_a_full_disk_leaves_the_old_content_and_nothing_else(
         ("compare", "m.onnx", "other.onnx", "--json", "other.onnx"),
         ("bench", "m.onnx", "--json", "m.onnx"),
         ("bench", "m.onnx", "--plot", "m.onnx"),
-        ("run", "m.onnx", "-o", "m.onnx"),
+        ("run", "m.onnx", "-i", "in.npz", "-o", "in.npz"),
     ],
     ids=" ".join,
 )
@@ -59,6 +59,7 @@ def test_no_command_replaces_a_file_that_it_reads(
     monkeypatch.chdir(tmp_path)
     fused(tmp_path / "m.onnx")
     fused(tmp_path / "other.onnx")
+    np.savez(tmp_path / "in.npz", x=np.zeros(1))
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert flash_trt(*arguments) == EXIT_USAGE
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
