@@ -74,9 +74,7 @@ def build(
     ] = None,
     target: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="SM,...", help=r"GPU generations to build for (TensorRT for RTX): sm80,sm89. \[default: the GPU here]"
-        ),
+        typer.Option(metavar="SM,...", help=r"GPU generations to build for (RTX): sm80,sm89. \[default: the GPU here]"),
     ] = None,
     embed_plugin: Annotated[
         bool, typer.Option("--embed-plugin", help="Put the plugin's library into the engine: one file runs alone.")
