@@ -78,9 +78,10 @@ class Problem {
 
   void makeRows(Head head, int64_t first_row, Row* rows, int64_t count) const {
     Band const band = bandOf(head.batch);
+    int64_t query = first_row / mGroup, member = first_row % mGroup;
     for (int64_t r = 0; r < count; ++r) {
-      rows[r] =
-          makeRow(head, band, (first_row + r) / mGroup, head.kv_head * mGroup + (first_row + r) % mGroup);
+      rows[r] = makeRow(head, band, query, head.kv_head * mGroup + member);
+      if (++member == mGroup) ++query, member = 0;
     }
   }
 

@@ -8,6 +8,15 @@
 namespace flash_export::cpu {
 namespace {
 
+// Vectors of the widest strip. With 32 registers two are as fast as three and waste less on a causal
+// diagonal.
+constexpr int kMaxVectors = kLanes == 16 ? 2 : 3;
+
+template <int kValue>
+struct Number {
+  static constexpr int value = kValue;
+};
+
 // Rows of a product held in registers at once: as many accumulators as leave room for the `vectors` operands
 // and the broadcast element.
 constexpr int blockRows(int vectors) {
@@ -23,14 +32,20 @@ struct Strip {
   int first, last;  // keys that some row sees
   int full_first;   // keys that every row sees: full_first <= j < full_last
   int full_last;
-  bool untouched;     // `output` holds nothing yet
-  bool shared_bias;   // all rows have the same
-  float* query;       // [D][width], scaled
-  float* output;      // [Dv][width], unnormalised
-  float* row_max;     // [width]
-  float* row_sum;     // [width]
-  Ints first_key[3];  // by lane
-  Ints last_key[3];
+  bool untouched;               // `output` holds nothing yet
+  bool shared_bias;             // all rows have the same
+  float* query;                 // [D][width], scaled
+  float* output;                // [Dv][width], unnormalised
+  float* row_max;               // [width]
+  float* row_sum;               // [width]
+  Ints first_key[kMaxVectors];  // by lane
+  Ints last_key[kMaxVectors];
+};
+
+// A tile of keys or values as fp32 with a row stride.
+struct FloatRows {
+  float const* start;
+  int64_t stride;
 };
 
 // scores[kRows keys][width] = key[kRows][D] . query[D][width]; the largest of each lane goes into row_max.
@@ -96,32 +111,31 @@ FLASH_INLINE void addValues(float const* value, int64_t stride, float const* pro
   }
 }
 
+// scores[first <= j < last][width] of a tile's keys.
 template <int kVectors>
-FLASH_INLINE void score(Strip const& strip, float const* key, int64_t stride, int head_dim, int keys,
-                        float* scores, float* row_max) {
+FLASH_INLINE void score(Strip const& strip, FloatRows key, int head_dim, int first, int last, float* scores,
+                        float* row_max) {
   constexpr int kWidth = kVectors * kLanes, kRows = blockRows(kVectors);
-  int j = 0;
-  for (; j + kRows <= keys; j += kRows) {
-    scoreKeys<kRows, kVectors>(key + j * stride, stride, strip.query, head_dim, scores + j * kWidth, row_max);
-  }
-  for (; j + 4 <= keys; j += 4) {
-    scoreKeys<4, kVectors>(key + j * stride, stride, strip.query, head_dim, scores + j * kWidth, row_max);
-  }
-  for (; j < keys; ++j) {
-    scoreKeys<1, kVectors>(key + j * stride, stride, strip.query, head_dim, scores + j * kWidth, row_max);
-  }
+  auto const scoreNext = [&](auto rows, int j) {
+    scoreKeys<rows.value, kVectors>(key.start + j * key.stride, key.stride, strip.query, head_dim,
+                                    scores + j * kWidth, row_max);
+  };
+  int j = first;
+  for (; j + kRows <= last; j += kRows) scoreNext(Number<kRows>{}, j);
+  for (; j + 4 <= last; j += 4) scoreNext(Number<4>{}, j);
+  for (; j < last; ++j) scoreNext(Number<1>{}, j);
 }
 
 // Soft cap, bias and mask on the scores of keys key0 ..., and their largest again. bias: [keys][width] or
 // null.
 template <int kVectors>
 FLASH_INLINE void adjust(Strip const& strip, float softcap, float const* bias, bool masked, int key0,
-                         int keys, float* scores, float* row_max) {
+                         int first, int last, float* scores, float* row_max) {
   constexpr int kWidth = kVectors * kLanes;
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
-    Floats most = load(strip.row_max + v * kLanes);
-    for (int j = 0; j < keys; ++j) {
+    Floats most = load(row_max + v * kLanes);
+    for (int j = first; j < last; ++j) {
       float* const place = scores + j * kWidth + v * kLanes;
       Floats s = load(place);
       if (softcap > 0.0f) s = softcap * tanhOf(s / softcap);

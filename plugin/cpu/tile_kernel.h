@@ -7,9 +7,9 @@
 namespace flash_export::cpu {
 namespace {
 
-constexpr int kStrips = 8;              // strips of a tile, all of which use a tile of keys while it is near
-constexpr int kStripRows = 3 * kLanes;  // of the widest strip
-constexpr int kTileKeys = kLanes == 16 ? 64 : 128;
+constexpr int kStrips = 8;  // strips of a tile, all of which use a tile of keys while it is near
+constexpr int kStripRows = kMaxVectors * kLanes;  // of the widest strip
+constexpr int kTileKeys = 128;
 
 // The scratch of a tile, cut up. Sizes in floats; every part begins on 64 bytes.
 struct Scratch {
@@ -171,19 +171,14 @@ FLASH_INLINE void gatherAnyBias(RowProblem const& problem, Strip const& strip, i
   }
 }
 
-// A tile of keys or values as fp32 with a row stride.
-struct FloatRows {
-  float const* start;
-  int64_t stride;
-};
-
-// fp32 is read in place.
-FLASH_INLINE FloatRows floatRows(float const* start, int64_t stride, int, int, float*) {
-  return {start, stride};
-}
-
+// fp32 rows that follow one another are read in place. Others are copied: strides of a power of two, which
+// [B, S, H*D] brings, put all of a tile's rows into few sets of the first cache (measured: 83 against 96
+// GFLOP/s).
 template <class Element>
 FLASH_INLINE FloatRows floatRows(Element const* start, int64_t stride, int rows, int dims, float* room) {
+  if constexpr (sizeof(Element) == sizeof(float)) {
+    if (stride == dims) return {start, stride};
+  }
   for (int j = 0; j < rows; ++j) {
     Element const* const from = start + j * stride;
     float* const to = room + int64_t{j} * dims;
@@ -205,10 +200,15 @@ void stripTile(RowProblem const& problem, Strip& strip, int first, int last, Flo
   bool const masked = first < strip.full_first || last > strip.full_last;
   bool const biased = strip.rows[0].bias != nullptr;
   for (int v = 0; v < kVectors; ++v) store(row_max + v * kLanes, load(strip.row_max + v * kLanes));
-  score<kVectors>(strip, key.start, key.stride, problem.head_dim, keys, scratch.scores, row_max);
-  if (masked || biased || problem.softcap > 0.0f) {
+  // The keys before `clean` are as they should be once scored; the others' raw scores count for no maximum.
+  bool const all = biased || problem.softcap > 0.0f || first < strip.full_first;
+  int const clean = all ? 0 : smallerOf(keys, largerOf(0, strip.full_last - first));
+  score<kVectors>(strip, key, problem.head_dim, 0, clean, scratch.scores, row_max);
+  if (clean < keys) {
+    alignas(64) float unused[kWidth] = {};
+    score<kVectors>(strip, key, problem.head_dim, clean, keys, scratch.scores, unused);
     if (biased) gatherAnyBias(problem, strip, first, keys, scratch.bias);
-    adjust<kVectors>(strip, problem.softcap, biased ? scratch.bias : nullptr, masked, first, keys,
+    adjust<kVectors>(strip, problem.softcap, biased ? scratch.bias : nullptr, masked, first, clean, keys,
                      scratch.scores, row_max);
   }
   exponentiate<kVectors>(strip, row_max, keys, scratch.scores, shrink);
@@ -223,7 +223,7 @@ FLASH_INLINE int cutStrips(Row const* rows, int count, RowProblem const& problem
   for (int row = 0; row < count; ++used) {
     int const left = (count - row + kLanes - 1) / kLanes;
     Strip& strip = strips[used];
-    strip.vectors = left == 4 ? 2 : smallerOf(left, 3);
+    strip.vectors = left == kMaxVectors + 1 ? 2 : smallerOf(left, kMaxVectors);
     strip.rows = rows + row;
     strip.count = smallerOf(count - row, strip.vectors * kLanes);
     strip.query = scratch.queries + int64_t{row} * problem.head_dim;
@@ -260,9 +260,13 @@ void runTile(RowProblem const& problem, Row const* rows, int32_t count, float* r
       if (from >= to) continue;
       FloatRows const ks{k.start + (from - key0) * k.stride, k.stride};
       FloatRows const vs{v.start + (from - key0) * v.stride, v.stride};
-      if (strip.vectors == 3) stripTile<3>(problem, strip, from, to, ks, vs, scratch);
-      if (strip.vectors == 2) stripTile<2>(problem, strip, from, to, ks, vs, scratch);
-      if (strip.vectors == 1) stripTile<1>(problem, strip, from, to, ks, vs, scratch);
+      if (strip.vectors == kMaxVectors) {
+        stripTile<kMaxVectors>(problem, strip, from, to, ks, vs, scratch);
+      } else if (strip.vectors == 2) {
+        stripTile<2>(problem, strip, from, to, ks, vs, scratch);
+      } else {
+        stripTile<1>(problem, strip, from, to, ks, vs, scratch);
+      }
     }
   }
   for (int t = 0; t < used; ++t) finishStrip<Element>(problem, strips[t]);
