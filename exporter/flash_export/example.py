@@ -70,6 +70,11 @@ def make_arguments(module: torch.nn.Module, specs: tuple[InputSpec, ...], seed: 
     """
     order = list(inspect.signature(module.forward).parameters)
     specs = tuple(sorted(specs, key=lambda spec: order.index(spec.name) if spec.name in order else len(order)))
+    return draw_arguments(specs, seed)
+
+
+def draw_arguments(specs: tuple[InputSpec, ...], seed: int = 0) -> tuple[Argument, ...]:
+    """``make_arguments`` in the order of ``specs``."""
     generator = torch.Generator().manual_seed(seed)
     sizes = example_sizes(specs)
     arguments = []

@@ -76,13 +76,18 @@ def export(loaded: Loaded, options: Options, folder: Path) -> Exported:
             need=f"{OPSETS[0]} to {OPSETS[-1]}",
             do=f"leave --opset out for {OPSET}",
         )
-    from flash_export import export_capture, export_tidy
+    from flash_export import export_capture, export_lengths, export_tidy, export_torchscript
 
+    notes: list[str] = []
     with quiet():
         call = export_capture.call_of(loaded)
         outputs = call.run(call.tensors)
-        program, ranges, notes = export_capture.capture(loaded, call)
-        model = translate(program, opset)
+        if loaded.source_kind == "torchscript":
+            model = export_torchscript.translate(loaded, opset, folder)
+            ranges = export_capture.ranges_of(loaded)
+        else:
+            program, ranges, notes = export_capture.capture(loaded, call)
+            model = translate(program, opset)
         names = [argument.name for argument in loaded.arguments] or [str(v.name) for v in model.graph.inputs]
         export_tidy.tidy(model, names, export_capture.output_names(outputs))
     _check_arity(model, call, len(export_capture.tensors_in(outputs)))
@@ -90,9 +95,9 @@ def export(loaded: Loaded, options: Options, folder: Path) -> Exported:
     path = folder / "unfused.onnx"
     write(model, path)
     example = {str(v.name): export_capture.to_numpy(t) for v, t in zip(model.graph.inputs, call.tensors, strict=True)}
-    return Exported(
-        path, call.reference([str(v.name) for v in model.graph.inputs]), example, dims, loaded.source_kind, notes
-    )
+    reference = call.reference([str(v.name) for v in model.graph.inputs])
+    export_lengths.refuse_fixed_lengths(path, reference, example, dims, traced=loaded.source_kind == "torchscript")
+    return Exported(path, reference, example, dims, loaded.source_kind, notes)
 
 
 def translate(program: ExportedProgram, opset: int) -> ir.Model:

@@ -124,6 +124,12 @@ def capture(loaded: Loaded, call: Call) -> tuple[torch.export.ExportedProgram, d
     raise _uncapturable(RuntimeError("the ranges of the dynamic dimensions do not settle"), ranges)
 
 
+def ranges_of(loaded: Loaded) -> dict[str, tuple[int, int]]:
+    """Dynamic dimension -> its range as the user gave it."""
+    dims = (dim for a in loaded.arguments for dim in a.dims.values())
+    return {dim.name: (dim.low or 1, dim.high or MAX_DIM) for dim in dims}
+
+
 def _export(loaded: Loaded, ranges: dict[str, tuple[int, int | None]]) -> torch.export.ExportedProgram:
     assert loaded.module is not None
     dims = {name: torch.export.Dim(name, min=low, max=high) for name, (low, high) in ranges.items()}

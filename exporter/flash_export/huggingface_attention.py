@@ -35,7 +35,7 @@ def applied(module: PreTrainedModel) -> Iterator[None]:
     configs = list({id(p.config): p.config for p in module.modules() if hasattr(p, "config")}.values())
     before = [(config, config._attn_implementation, config.use_cache) for config in configs]
     register()
-    if fits(type(module)):
+    if module._supports_attention_backend:  # others have chosen their attention when they were built
         module.set_attn_implementation(NAME)
     keep_no_cache(module)
     try:

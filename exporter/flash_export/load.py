@@ -13,14 +13,24 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from flash_export.errors import MissingHere, UnsafeInput, UnsupportedModel, UsageError
+from flash_export.errors import MissingHere, UsageError
 from flash_export.options import Dim, Options
 from flash_export.save import REPORT
 
 if TYPE_CHECKING:
     import torch
 
-SourceKind = Literal["onnx", "onnx_model", "exported_program", "module", "state_dict", "pickled_module", "hugging_face"]
+SourceKind = Literal[
+    "onnx",
+    "onnx_model",
+    "exported_program",
+    "module",
+    "state_dict",
+    "pickled_module",
+    "torchscript",
+    "torch_package",
+    "hugging_face",
+]
 """``module`` and ``onnx_model`` are those that were in memory; all others are files."""
 FileKind = Literal[
     "onnx", "exported_program", "torch_zip", "torchscript", "torch_package", "legacy_pickle", "safetensors"
@@ -91,12 +101,12 @@ def load(options: Options) -> Loaded:
 
         refuse_flags(options, kind)
         return Loaded(path, "exported_program", program=load_program(path))
+    if kind in ("torchscript", "torch_package"):
+        from flash_export.load_code import load_package, load_torchscript
+
+        return load_torchscript(options) if kind == "torchscript" else load_package(options)
     from flash_export.load_torch import load_pickled_module, load_state_dict
 
-    if kind == "torchscript":
-        raise _torchscript(path, options)
-    if kind == "torch_package":
-        raise _torch_package(path)
     if kind in ("torch_zip", "legacy_pickle") and options.model is None and options.trust_pickle:
         return load_pickled_module(options)
     return load_state_dict(options, kind)
@@ -213,35 +223,6 @@ def _unreadable(path: Path, got: str) -> UsageError:
         got=got,
         need="an ExportedProgram, a state dict or safetensors with --model, a Hugging Face folder or an ONNX file",
         do="check the path, and that the file was copied whole",
-    )
-
-
-def _torchscript(path: Path, options: Options) -> UnsafeInput | UnsupportedModel:
-    do = "save it with torch.export.save(torch.export.export(model, ...)), or its state_dict() for use with --model"
-    if options.trust_pickle:
-        return UnsupportedModel(
-            "TorchScript is not supported",
-            where=str(path),
-            got="a TorchScript archive",
-            need="an ExportedProgram, a state dict with --model, a Hugging Face folder or an ONNX file",
-            do=do,
-        )
-    return UnsafeInput(
-        "a TorchScript archive carries code",
-        where=str(path),
-        got="a TorchScript archive (torch.jit.save)",
-        need="a file that holds weights or a graph, not code",
-        do=do,
-    )
-
-
-def _torch_package(path: Path) -> UnsafeInput:
-    return UnsafeInput(
-        "a torch.package carries Python source that runs on loading",
-        where=str(path),
-        got="a torch.package archive",
-        need="a file that holds weights or a graph, not code",
-        do="save the model with torch.export.save, or its state_dict() for use with --model",
     )
 
 

@@ -262,16 +262,19 @@ def _from_pretrained(cls: Any, folder: Path, dtype: Any) -> Any:
     from flash_export import huggingface_attention
 
     huggingface_attention.register()
+    settings = {
+        "output_loading_info": True,
+        "local_files_only": True,
+        "use_safetensors": True,
+        "trust_remote_code": False,
+        "dtype": dtype,
+    }
+    ours = huggingface_attention.NAME if huggingface_attention.fits(cls) else "eager"
     try:
-        module, found = cls.from_pretrained(
-            folder,
-            output_loading_info=True,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            dtype=dtype,
-            attn_implementation=huggingface_attention.NAME if huggingface_attention.fits(cls) else "eager",
-        )
+        try:
+            module, found = cls.from_pretrained(folder, attn_implementation=ours, **settings)
+        except KeyError:  # a class with a table of the attentions that it knows
+            module, found = cls.from_pretrained(folder, attn_implementation="sdpa", **settings)
     except Exception as error:  # transformers raises whatever its parts raise
         raise UsageError(
             "the model folder cannot be loaded",

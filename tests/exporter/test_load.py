@@ -14,7 +14,7 @@ import torch
 from exporter.torch_models import Block, save_program
 
 from flash_export import load
-from flash_export.errors import MissingHere, UnsafeInput, UnsupportedModel, UsageError
+from flash_export.errors import MissingHere, UsageError
 from flash_export.options import InputSpec, Options
 
 
@@ -103,21 +103,6 @@ def test_a_zip_without_a_model_is_a_usage_error(tmp_path: Path) -> None:
 def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no Hugging Face model"):
         load.load(Options(source=tmp_path))
-
-
-def test_torchscript_is_refused_as_unsafe_and_as_unsupported_when_trusted(tmp_path: Path) -> None:
-    path = torchscript(tmp_path / "model.pt")
-    with pytest.raises(UnsafeInput, match="TorchScript"):
-        load.load(Options(source=path))
-    with pytest.raises(UnsupportedModel, match="TorchScript"):
-        load.load(Options(source=path, trust_pickle=True))
-
-
-def test_a_torch_package_is_refused_even_when_trusted(tmp_path: Path) -> None:
-    path = torch_package(tmp_path / "model.pt")
-    for trust in (False, True):
-        with pytest.raises(UnsafeInput, match=r"torch\.package"):
-            load.load(Options(source=path, trust_pickle=trust))
 
 
 @pytest.mark.parametrize(

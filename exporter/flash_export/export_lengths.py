@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does the unfused export work at other lengths than the one it was made at? Asked before anything is fused.
+
+PyTorch's exporters may write a size that forward computed in Python as a number. Such a file says that a dimension is
+dynamic, and fails, or answers in another shape, at any other length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+
+from flash_export.draw import draw_inputs
+from flash_export.errors import UnsupportedModel, UsageError
+
+Reference = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
+
+
+def refuse_fixed_lengths(
+    path: Path,
+    reference: Reference,
+    example: Mapping[str, np.ndarray],
+    dims: Mapping[str, tuple[int, int]],
+    *,
+    traced: bool = False,
+) -> None:
+    """Runs the file at the example's sizes, then with each dynamic dimension changed, beside eager PyTorch.
+
+    Where ONNX Runtime does not take the example itself (it has no kernels for bfloat16, say), nothing can be told and
+    nothing is refused; a change that PyTorch does not take either is not the export's fault, unless the model was
+    ``traced``: torch.export has asked whether its dimensions may change, torch.jit.trace has not.
+
+    Raises:
+        UnsupportedModel: PyTorch works at another size and the file does not, or gives another shape.
+    """
+    model = ir.load(path)
+    settings = ort.SessionOptions()
+    settings.log_severity_level = 4
+    try:
+        session = ort.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
+        session.run(None, dict(example))
+    except Exception:  # ONNX Runtime has a type for each kind of failure
+        return
+    sizes = _sizes(model, example)
+    for name, limits in dims.items():
+        other = _another(sizes[name], limits)
+        if other is None:
+            continue
+        feeds = draw_inputs(model, sizes | {name: other})
+        try:
+            expected = [output.shape for output in reference(feeds)]
+        except UsageError as error:
+            if traced:
+                raise _fixed(name, sizes[name], other, error.got) from error
+            continue
+        try:
+            found = [output.shape for output in session.run(None, feeds)]
+        except Exception as error:  # see above
+            raise _fixed(name, sizes[name], other, " ".join(str(error).split())[-200:]) from error
+        if found != expected:
+            raise _fixed(name, sizes[name], other, f"outputs {found} where PyTorch gives {expected}")
+
+
+def _sizes(model: ir.Model, example: Mapping[str, np.ndarray]) -> dict[str, int]:
+    return {
+        str(dim.value): example[str(value.name)].shape[axis]
+        for value in model.graph.inputs
+        for axis, dim in enumerate(value.shape or ())
+        if isinstance(dim, ir.SymbolicDim) and dim.value
+    }
+
+
+def _another(size: int, limits: tuple[int, int]) -> int | None:
+    """A size that is neither the example's nor a multiple of it, inside the limits where they leave one."""
+    low, high = limits
+    return next((other for other in (size + 2, size + 1, size - 1, size - 2) if max(low, 1) <= other <= high), None)
+
+
+def _fixed(name: str, size: int, other: int, got: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"the exported model only works at {name} = {size}",
+        where=f"dimension {name}, tried at {other}",
+        got=got,
+        need=f"a graph that works for every {name}",
+        do=f"look for sizes that forward turns into Python numbers (int(), len(), a traced module); "
+        f"or give {size} in the place of {name} in --input",
+    )

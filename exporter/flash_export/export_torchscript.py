@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A TorchScript module becomes ONNX by PyTorch's older exporter, the only one that reads TorchScript."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+
+import onnx_ir as ir
+import torch
+
+from flash_export.errors import UnsupportedModel, UsageError
+from flash_export.load import Loaded
+
+NEWEST_OPSET = 20
+"""What the older exporter ends at."""
+
+
+def translate(loaded: Loaded, opset: int, folder: Path) -> ir.Model:
+    """The module as an ONNX graph with the dynamic axes that its arguments ask for.
+
+    Raises:
+        UsageError: an opset that the older exporter does not write.
+        UnsupportedModel: an operator has no ONNX form.
+    """
+    if opset > NEWEST_OPSET:
+        raise UsageError(
+            "TorchScript cannot be exported to this opset",
+            where=f"--opset {opset}",
+            got=str(opset),
+            need=f"at most {NEWEST_OPSET}, where PyTorch's exporter of TorchScript ends",
+            do="leave --opset out, or save the model with torch.export.save",
+        )
+    path = folder / "torchscript.onnx"
+    talk = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(talk), torch.no_grad():
+            torch.onnx.export(
+                loaded.module,  # type: ignore[arg-type]
+                tuple(argument.tensor for argument in loaded.arguments),
+                str(path),
+                dynamo=False,
+                opset_version=opset,
+                input_names=[argument.name for argument in loaded.arguments],
+                dynamic_axes={a.name: {axis: dim.name for axis, dim in a.dims.items()} for a in loaded.arguments},
+            )
+    except Exception as error:  # the exporter raises many types; each is a module it cannot translate
+        raise UnsupportedModel(
+            "PyTorch cannot translate this TorchScript to ONNX",
+            where="torch.onnx.export",
+            got=str(error).partition("[Caused by")[0].strip().partition("\n")[0][:300] or type(error).__name__,
+            need="operators that have an ONNX form",
+            do="save the model with torch.export.save, or give an ONNX file",
+        ) from error
+    return ir.load(path)

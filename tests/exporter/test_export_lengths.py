@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file that only works at the length it was exported at is refused before anything is fused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from flash_export.errors import UnsupportedModel, UsageError
+from flash_export.export_lengths import refuse_fixed_lengths
+
+HEADER = '<ir_version: 9, opset_import: ["" : 18]>\n'
+EXAMPLE = {"x": np.ones((2, 7, 3), np.float32)}
+DIMS = {"batch": (1, 100), "seq": (1, 48)}
+
+
+def flattened(path: Path, target: list[int]) -> Path:
+    """[batch, seq, 3] -> Reshape to ``target``; 0 copies the input's size."""
+    numbers = ", ".join(map(str, target))
+    graph = "g (float[batch, seq, 3] x) => (float[b, s, t] y) <int64[3] target = {" + numbers + "}>"
+    text = HEADER + graph + " { y = Reshape (x, target) }"
+    onnx.save(onnx.parser.parse_model(text), path)
+    return path
+
+
+def transposed(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    x = inputs["x"]
+    return [x.reshape(x.shape[0], 3, x.shape[1])]
+
+
+def test_a_dynamic_file_passes(tmp_path: Path) -> None:
+    refuse_fixed_lengths(flattened(tmp_path / "m.onnx", [0, 3, -1]), transposed, EXAMPLE, DIMS)
+
+
+@pytest.mark.parametrize(("target", "name"), [([0, 3, 7], "seq = 7"), ([2, 3, -1], "batch = 2")])
+def test_a_length_written_as_a_number_is_named(tmp_path: Path, target: list[int], name: str) -> None:
+    with pytest.raises(UnsupportedModel, match=f"only works at {name}"):
+        refuse_fixed_lengths(flattened(tmp_path / "m.onnx", target), transposed, EXAMPLE, DIMS)
+
+
+def test_a_dimension_with_one_size_is_not_tried(tmp_path: Path) -> None:
+    file = flattened(tmp_path / "m.onnx", [0, 3, 7])
+    refuse_fixed_lengths(file, transposed, EXAMPLE, {"batch": (1, 100), "seq": (7, 7)})
+
+
+def test_a_size_that_pytorch_does_not_take_either_is_not_the_exports_fault(tmp_path: Path) -> None:
+    def only_seven(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        if inputs["x"].shape[1] != 7:
+            raise UsageError("no", where="forward", got="", need="", do="")
+        return transposed(inputs)
+
+    file = flattened(tmp_path / "m.onnx", [0, 3, 7])
+    refuse_fixed_lengths(file, only_seven, EXAMPLE, DIMS)
+    with pytest.raises(UnsupportedModel, match="only works at seq = 7"):
+        refuse_fixed_lengths(file, only_seven, EXAMPLE, DIMS, traced=True)
+
+
+def test_a_file_that_onnx_runtime_does_not_take_is_left_to_the_check(tmp_path: Path) -> None:
+    file = flattened(tmp_path / "m.onnx", [5, 5, 5])
+    refuse_fixed_lengths(file, transposed, EXAMPLE, DIMS)

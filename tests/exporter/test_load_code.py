@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TorchScript and torch.package open under ``--trust-pickle`` alone, and export to what PyTorch gives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from exporter.torch_models import MODEL_SOURCE, assert_as_good_as_eager, in_float64, standard_normal
+
+from flash_export import pipeline
+from flash_export.errors import UnsafeInput, UnsupportedModel, UsageError
+from flash_export.inputs import parse_inputs
+from flash_export.load import load
+from flash_export.options import Options
+from flash_export.talk import Talk
+
+INPUT = "x:float32:batch,seq=1..64,24"
+
+
+class Viewed(torch.nn.Module):
+    """Self-attention over [batch, seq, 24] with 3 heads, in operators that PyTorch's older exporter takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv = torch.nn.Linear(24, 72)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shape = (x.shape[0], x.shape[1], 3, 8)
+        q, k, v = (t.view(shape).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return attended.transpose(1, 2).reshape(x.shape)
+
+
+def traced(path: Path) -> torch.nn.Module:
+    module = Viewed().eval()
+    torch.jit.save(torch.jit.trace(module, torch.randn(2, 7, 24)), path)
+    return module
+
+
+def packaged(path: Path, *objects: object) -> Path:
+    with torch.package.PackageExporter(path) as package:
+        package.intern("my_attention")
+        package.extern("torch.**")
+        for i, thing in enumerate(objects):
+            package.save_pickle("models.small", f"model{i}.pkl", thing)
+    return path
+
+
+def options(path: Path, *inputs: str, **flags: object) -> Options:
+    return Options(source=path, inputs=parse_inputs(inputs or [INPUT]), trust_pickle=True, **flags)  # type: ignore[arg-type]
+
+
+def test_both_are_refused_unless_trusted_and_the_way_in_is_named(tmp_path: Path) -> None:
+    traced(tmp_path / "script.pt")
+    packaged(tmp_path / "package.pt", {"a": torch.ones(3)})
+    for name in ("script.pt", "package.pt"):
+        with pytest.raises(UnsafeInput) as error:
+            load(Options(source=tmp_path / name, inputs=parse_inputs([INPUT])))
+        assert "--trust-pickle" in error.value.do
+
+
+def test_a_traced_module_is_fused_at_every_length(tmp_path: Path) -> None:
+    module = traced(tmp_path / "script.pt")
+    done = pipeline.run(options(tmp_path / "script.pt", output=tmp_path / "out.onnx"), Talk(silent=True))
+    assert [site.status for site in done.sites] == ["fused"]
+    session = onnxruntime.InferenceSession(tmp_path / "out.onnx", providers=["CPUExecutionProvider"])
+    inputs = {"x": standard_normal(3, 11, 24)}
+    eager = [module(torch.from_numpy(inputs["x"])).numpy(force=True)]
+    assert_as_good_as_eager(session.run(None, inputs), eager, in_float64(module, inputs))
+    assert [str(d) for d in ir.load(tmp_path / "out.onnx").graph.inputs[0].shape or ()] == ["batch", "seq", "24"]
+
+
+def test_a_length_that_tracing_baked_in_is_named(tmp_path: Path) -> None:
+    class Baked(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(int(x.shape[0]), 24, int(x.shape[1])).transpose(1, 2)
+
+    module = Baked()
+    script = torch.jit.trace(module, torch.randn(2, 7, 24), check_trace=False)
+    torch.jit.save(script, tmp_path / "script.pt")
+    with pytest.raises(UnsupportedModel, match="only works at") as error:
+        pipeline.run(options(tmp_path / "script.pt", allow_none=True, output=tmp_path / "out.onnx"), Talk(silent=True))
+    assert (error.value.where, "--input" in error.value.do) == ("dimension batch, tried at 4", True)
+
+
+@pytest.mark.parametrize("inputs", [["y:float32:2,7,24"], [INPUT, "y:float32:2"]])
+def test_inputs_that_the_script_does_not_take_are_named(tmp_path: Path, inputs: list[str]) -> None:
+    traced(tmp_path / "script.pt")
+    with pytest.raises(UsageError, match="not those of the TorchScript module") as error:
+        load(options(tmp_path / "script.pt", *inputs))
+    assert error.value.need == "forward takes x"
+
+
+def test_an_opset_past_the_end_of_torchscripts_exporter_is_a_usage_error(tmp_path: Path) -> None:
+    traced(tmp_path / "script.pt")
+    with pytest.raises(UsageError, match="this opset"):
+        pipeline.run(options(tmp_path / "script.pt", opset=23, output=tmp_path / "out.onnx"), Talk(silent=True))
+
+
+def test_a_packaged_module_is_opened_when_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_attention.py").write_text(MODEL_SOURCE)
+    make = (
+        "import torch, my_attention\n"
+        "with torch.package.PackageExporter('package.pt') as package:\n"
+        "    package.intern('my_attention'); package.extern('torch.**')\n"
+        "    package.save_pickle('models.small', 'model.pkl', my_attention.build())\n"
+    )
+    subprocess.run([sys.executable, "-c", make], cwd=tmp_path, check=True, timeout=120)
+    loaded = load(options(tmp_path / "package.pt"))
+    assert (loaded.source_kind, type(loaded.module).__name__) == ("torch_package", "Block")
+    assert "my_attention" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("objects", "text"), [((), "which module"), ((1, 2), "which module"), (({"a": 1},), "holds no module")]
+)
+def test_a_package_without_one_module_says_what_is_in_it(
+    tmp_path: Path, objects: tuple[object, ...], text: str
+) -> None:
+    with pytest.raises(UsageError, match=text):
+        load(options(packaged(tmp_path / "package.pt", *objects)))
+
+
+def test_a_script_that_pytorch_does_not_load_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced(tmp_path / "script.pt")
+
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("Unknown builtin op: my::attention")
+
+    monkeypatch.setattr(torch.jit, "load", fails)
+    with pytest.raises(UsageError, match="cannot be loaded") as error:
+        load(options(tmp_path / "script.pt"))
+    assert "my::attention" in error.value.got
