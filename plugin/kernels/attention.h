@@ -5,14 +5,19 @@
 //
 // Every tensor is described by a pointer and 64-bit strides in elements; the last axis (D) is contiguous. So
 // one kernel serves [B, S, H*D], [B, H, S, D] and a packed [B, S, (Hq + 2*Hkv)*D].
+//
+// Plain C, for use without TensorRT too: example/decode.c, against libflash_attention_kernels.a.
 #pragma once
-#include <cstddef>
-#include <cstdint>
+#include <stddef.h>
+#include <stdint.h>
 
+#ifdef __cplusplus
 extern "C" {
+#endif
 
-enum FlashDtype : int32_t { kFlashFloat32 = 0, kFlashFloat16 = 1, kFlashBFloat16 = 2 };
+typedef enum FlashDtype { kFlashFloat32 = 0, kFlashFloat16 = 1, kFlashBFloat16 = 2 } FlashDtype;
 
+typedef struct FlashTensor FlashTensor;
 struct FlashTensor {
   void* data;            // first element
   int64_t batch_stride;  // elements from one batch to the next
@@ -21,6 +26,7 @@ struct FlashTensor {
 };
 
 // Plain C layout: tests mirror it with ctypes. Fields are the operator's (docs/op.md) with shapes resolved.
+typedef struct FlashAttentionArgs FlashAttentionArgs;
 struct FlashAttentionArgs {
   int32_t dtype;  // FlashDtype of query, key, value, output
   int32_t batch, q_num_heads, kv_num_heads;
@@ -47,17 +53,23 @@ struct FlashAttentionArgs {
 
 // Why this problem cannot run, one sentence a reason, separated by '\n', into text (always NUL-terminated).
 // Returns the number of reasons; 0: it runs. Host only, touches no pointer, needs no GPU.
-int32_t flashAttentionWhyUnsupported(struct FlashAttentionArgs const* args, char* text, size_t text_size);
+int32_t flashAttentionWhyUnsupported(FlashAttentionArgs const* args, char* text, size_t text_size);
 
-// Bytes of device memory that flashAttentionLaunch wants at `workspace`; 0 when none.
-size_t flashAttentionWorkspace(struct FlashAttentionArgs const* args);
+// Bytes of device memory, aligned to 4, that flashAttentionLaunch may use at `workspace`; 0 when none. Never
+// smaller for a larger problem: memory for the largest shapes of a range serves every problem in it. A few
+// MiB at most.
+size_t flashAttentionWorkspace(FlashAttentionArgs const* args);
 
 // Enqueues the forward on `stream` (a cudaStream_t). Never synchronises, never allocates; works in graph
 // capture. Returns a cudaError_t (0: enqueued). A problem without rows (batch or seqlen_q of 0) returns 0
 // without touching a pointer; without keys (seqlen_kv of 0) the output is zeros, and key and value may be
-// null. The emulated build has the same symbol: pointers are host pointers, `stream` is ignored, and a fault
-// that the emulation finds (race, missing wait, out of bounds, deadlock) makes it return 719 (launch
-// failure), with its text in flashEmulationError() (emulation/launch_emulated.h).
-int32_t flashAttentionLaunch(struct FlashAttentionArgs const* args, void* workspace, void* stream);
+// null. Without a workspace (null) few queries over many keys, as in decoding, are not split over the whole
+// device; the result is the same within rounding. The emulated build has the same symbol: pointers are host
+// pointers, `stream` is ignored, and a fault that the emulation finds (race, missing wait, out of bounds,
+// deadlock) makes it return 719 (launch failure), with its text in flashEmulationError()
+// (emulation/launch_emulated.h).
+int32_t flashAttentionLaunch(FlashAttentionArgs const* args, void* workspace, void* stream);
 
+#ifdef __cplusplus
 }  // extern "C"
+#endif

@@ -3,6 +3,7 @@
 // code, the same for CUDA and for the emulation.
 #include "dispatch.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <string>
@@ -37,16 +38,19 @@ std::string number(double x) {
   return text;
 }
 
-// Takes sentences; each names what it got and what it needs.
+// Takes sentences; each names what it got and what it needs. A sentence is made only where it is needed, as
+// every launch asks.
 class Reasons {
  public:
-  void unless(bool good, std::string sentence) {
-    if (!good) mSentences.push_back(std::move(sentence));
+  template <class MakeSentence>
+  void unless(bool good, MakeSentence sentence) {
+    if (!good) mSentences.push_back(sentence());
   }
   void inRange(char const* name, int64_t value, int64_t low, int64_t high) {
-    unless(value >= low && value <= high, std::string(name) + " is " + std::to_string(value) +
-                                              "; the kernels take " + std::to_string(low) + " to " +
-                                              std::to_string(high) + ".");
+    unless(value >= low && value <= high, [=] {
+      return std::string(name) + " is " + std::to_string(value) + "; the kernels take " +
+             std::to_string(low) + " to " + std::to_string(high) + ".";
+    });
   }
   std::vector<std::string> const& sentences() const { return mSentences; }
 
@@ -60,32 +64,38 @@ std::vector<std::string> whyUnsupported(FlashAttentionArgs const& a) {
   why.inRange("batch", a.batch, 0, INT32_MAX);
   why.inRange("q_num_heads", a.q_num_heads, 1, 65535);
   why.inRange("kv_num_heads", a.kv_num_heads, 1, 65535);
-  why.unless(a.kv_num_heads < 1 || a.q_num_heads % a.kv_num_heads == 0,
-             "q_num_heads " + std::to_string(a.q_num_heads) + " is no multiple of kv_num_heads " +
-                 std::to_string(a.kv_num_heads) + ".");
+  why.unless(a.kv_num_heads < 1 || a.q_num_heads % a.kv_num_heads == 0, [&] {
+    return "q_num_heads " + std::to_string(a.q_num_heads) + " is no multiple of kv_num_heads " +
+           std::to_string(a.kv_num_heads) + ".";
+  });
   why.inRange("head_dim", a.head_dim, 1, kMaxHeadDim);
   why.inRange("v_head_dim", a.v_head_dim, 1, kMaxHeadDim);
   why.inRange("seqlen_q", a.seqlen_q, 0, kMaxSeqlen);
   why.inRange("seqlen_kv", a.seqlen_kv, 0, kMaxSeqlen);
-  why.unless(std::isfinite(a.scale), "scale is " + number(a.scale) + "; the kernels take finite numbers.");
-  why.unless(std::isfinite(a.softcap) && a.softcap >= 0.0f,
-             "softcap is " + number(a.softcap) + "; the kernels take 0 (off) and positive finite numbers.");
+  why.unless(std::isfinite(a.scale),
+             [&] { return "scale is " + number(a.scale) + "; the kernels take finite numbers."; });
+  why.unless(std::isfinite(a.softcap) && a.softcap >= 0.0f, [&] {
+    return "softcap is " + number(a.softcap) + "; the kernels take 0 (off) and positive finite numbers.";
+  });
   why.inRange("causal", a.causal, 0, 1);
   why.inRange("diagonal", a.diagonal, 0, 1);
   why.inRange("window_left", a.window_left, -1, INT32_MAX);
   why.inRange("window_right", a.window_right, -1, INT32_MAX);
-  why.unless(a.bias == nullptr || a.bias_dtype == a.dtype || a.bias_dtype == kFlashFloat32,
-             "bias has dtype " + std::to_string(a.bias_dtype) + " beside a query of dtype " +
-                 std::to_string(a.dtype) + "; the kernels take the query's or fp32.");
-  why.unless(a.reserved == 0, "reserved is " + std::to_string(a.reserved) + "; it must be 0.");
+  why.unless(a.bias == nullptr || a.bias_dtype == a.dtype || a.bias_dtype == kFlashFloat32, [&] {
+    return "bias has dtype " + std::to_string(a.bias_dtype) + " beside a query of dtype " +
+           std::to_string(a.dtype) + "; the kernels take the query's or fp32.";
+  });
+  why.unless(a.reserved == 0,
+             [&] { return "reserved is " + std::to_string(a.reserved) + "; it must be 0."; });
   why.inRange("kv_lengths_stride", a.kv_lengths_stride, 0, 1);
   why.inRange("sinks_stride", a.sinks_stride, 0, 1);
   if (!why.sentences().empty()) return why.sentences();
-  int64_t const blocks = blockCount(a.batch, a.q_num_heads, a.seqlen_q, kSmallestTileQ);
-  why.unless(blocks <= kMaxBlocks, "batch " + std::to_string(a.batch) + ", " + std::to_string(a.q_num_heads) +
-                                       " heads and " + std::to_string(a.seqlen_q) + " rows make " +
-                                       std::to_string(blocks) + " tiles; a grid takes " +
-                                       std::to_string(kMaxBlocks) + ".");
+  int64_t const blocks = blockCount(a.batch, a.q_num_heads, a.seqlen_q, kSmallestTileQ, 1);
+  why.unless(blocks <= kMaxBlocks, [&] {
+    return "batch " + std::to_string(a.batch) + ", " + std::to_string(a.q_num_heads) + " heads and " +
+           std::to_string(a.seqlen_q) + " rows make " + std::to_string(blocks) + " tiles; a grid takes " +
+           std::to_string(kMaxBlocks) + ".";
+  });
   return why.sentences();
 }
 
@@ -131,6 +141,7 @@ ForwardParams resolve(FlashAttentionArgs const& a) {
   p.sinks = a.sinks;
   p.sinks_stride = a.sinks_stride;
   p.lse = a.lse;
+  p.pack = p.splits = 1;
   return p;
 }
 
@@ -157,6 +168,31 @@ Variant const& variantFor(FlashAttentionArgs const& args) {
   return kVariants[chooseVariant(args, resolve(args))];
 }
 
+Plan planFor(FlashAttentionArgs const& a, bool has_workspace, int multiprocessors) {
+  int const chosen = chooseVariant(a, resolve(a));
+  Variant const& v = kVariants[chosen];
+  Plan plan{chosen, packOf(a.q_num_heads / a.kv_num_heads, a.seqlen_q, v.tile_q), 1};
+  if (has_workspace && a.seqlen_q * plan.pack <= kMaxSplitRows) {
+    int64_t const blocks = blockCount(a.batch, a.q_num_heads, a.seqlen_q, v.tile_q, plan.pack);
+    plan.splits = splitCount(blocks, int(ceilDiv(a.seqlen_kv, v.tile_kv)), multiprocessors);
+  }
+  return plan;
+}
+
+int32_t launchPlanned(FlashAttentionArgs const& a, Plan const& plan, void* workspace, void* stream) {
+  ForwardParams params = resolve(a);
+  params.pack = plan.pack;
+  params.splits = plan.splits;
+  if (plan.splits > 1) {
+    params.partial_lse = static_cast<float*>(workspace);
+    params.partial_output = params.partial_lse + plan.splits * rowCount(a.batch, a.q_num_heads, a.seqlen_q);
+  }
+  int64_t const blocks =
+      blockCount(a.batch, a.q_num_heads, a.seqlen_q, kVariants[plan.variant].tile_q, plan.pack);
+  int const status = kLaunchers[plan.variant](params, blocks * plan.splits, stream);
+  return status != 0 || plan.splits == 1 ? status : launchCombine(a.dtype, params, stream);
+}
+
 }  // namespace flash_export::kernels
 
 using namespace flash_export::kernels;
@@ -169,15 +205,23 @@ int32_t flashAttentionWhyUnsupported(FlashAttentionArgs const* args, char* text,
   return int32_t(reasons.size());
 }
 
-size_t flashAttentionWorkspace(FlashAttentionArgs const*) { return 0; }
+// Of every split that planFor may choose for this problem or a smaller one: as many splits as there are
+// tiles of keys, of as many rows as a split may have.
+size_t flashAttentionWorkspace(FlashAttentionArgs const* args) {
+  FlashAttentionArgs const& a = *args;
+  int64_t const splits = std::min<int64_t>(kMaxSplits, ceilDiv(a.seqlen_kv, kSmallestTileKv));
+  if (splits <= 1) return 0;
+  int64_t const queries = std::min<int64_t>(a.seqlen_q, kMaxSplitRows);
+  int64_t const rows = std::min<int64_t>(splits * rowCount(a.batch, a.q_num_heads, queries),
+                                         int64_t(kMaxSplitBlocks) * kMaxSplitRows);
+  return size_t(rows) * size_t(a.v_head_dim + 1) * sizeof(float);
+}
 
-int32_t flashAttentionLaunch(FlashAttentionArgs const* args, void*, void* stream) {
+int32_t flashAttentionLaunch(FlashAttentionArgs const* args, void* workspace, void* stream) {
   FlashAttentionArgs const& a = *args;
   if (!whyUnsupported(a).empty()) return kInvalidValue;
   if (a.batch == 0 || a.seqlen_q == 0) return 0;
   if (lacksPointers(a)) return kInvalidValue;
-  ForwardParams const params = resolve(a);
-  int const variant = chooseVariant(a, params);
-  int64_t const blocks = blockCount(a.batch, a.q_num_heads, a.seqlen_q, kVariants[variant].tile_q);
-  return kLaunchers[variant](params, blocks, stream);
+  int const multiprocessors = workspace == nullptr ? 0 : countMultiprocessors();
+  return launchPlanned(a, planFor(a, multiprocessors > 0, multiprocessors), workspace, stream);
 }

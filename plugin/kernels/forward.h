@@ -35,11 +35,13 @@ struct Forward {
       std::conditional_t<kIsFloat, PreciseSoftmax, std::conditional_t<kPlain, FoldedSoftmax, NaturalSoftmax>>;
   static constexpr int kFragmentsQ = Shape::kFragmentsQ;
 
-  // One block's share: rows row0 ... row_end - 1 of one head of one batch.
+  // One block's share: rows row0 ... row_end - 1 of one head, or one pack of heads, of one batch.
   struct Work {
-    int batch, head, row0, row_end;
+    int batch, head, row0, row_end;  // head: the first of the pack
+    int split;
     Band band;
-    Element const *query, *key, *value;  // [S, D] of this head by row_stride
+    QueryRows<Element> query, output;
+    KeyRows<Element> key, value;
   };
 
   struct State {
@@ -50,31 +52,46 @@ struct Forward {
 
   static FLASH_DEVICE void run(ForwardParams const& p) {
     Work const work = locate(p);
-    KeyTiles const tiles = keyTiles(work.band, work.row0, work.row_end, kTileKv);
+    KeyTiles const all = keyTiles(work.band, placeOf(work.row0, p.pack).query,
+                                  placeOf(work.row_end - 1, p.pack).query + 1, kTileKv);
+    KeyTiles const tiles = p.splits == 1 ? all : splitOf(all, work.split, p.splits);
     uint32_t const shared = ops::sharedBase();
     State state;
     clear(state);
     if (tiles.begin < tiles.end) {
-      loadTile<Shape, kTileQ, kPlain>(shared + Shape::kQueryOffset, work.query, p.query.row_stride, work.row0,
-                                      work.row_end, p.head_dim, p.vector_copies, false);
-      loadKeys(p, work, tiles.end - 1, false);
+      loadTile<Shape, kTileQ, kPlain>(shared + Shape::kQueryOffset, work.query, work.row0, work.row_end,
+                                      p.head_dim, p.vector_copies);
+      loadTile<Shape, kTileKv, kPlain>(shared + Shape::kKeyOffset, work.key, (tiles.end - 1) * kTileKv,
+                                       work.band.kv_length, p.head_dim, p.vector_copies);
+      ops::copyAsyncCommit();
       visit(p, work, state, tiles);
     }
-    finish(p, work, state);
+    if (p.splits == 1) {
+      finish(p, work, state);
+    } else {
+      finishPart(p, work, state);
+    }
   }
 
  private:
-  // Tiles of rows are the grid's fastest axis, last first: with a causal mask those are the longest, and
-  // short work at the end fills the device better. Heads that share keys follow each other.
+  // Splits are the grid's fastest axis, then tiles of rows, last first: with a causal mask those are the
+  // longest, and short work at the end fills the device better. Heads that share keys follow each other.
   static FLASH_DEVICE Work locate(ForwardParams const& p) {
-    int const row_tiles = int(ceilDiv(p.seqlen_q, kTileQ));
-    int64_t const block = ops::blockIndex();
-    int64_t const batch_head = block / row_tiles;
+    int const rows = p.seqlen_q * p.pack;
+    int const row_tiles = int(ceilDiv(rows, kTileQ));
+    int const packs = p.q_heads / p.pack;
+    int64_t block = ops::blockIndex();
     Work w;
-    w.row0 = (row_tiles - 1 - int(block - batch_head * row_tiles)) * kTileQ;
-    w.row_end = smaller(w.row0 + kTileQ, p.seqlen_q);
-    w.batch = int(batch_head / p.q_heads);
-    w.head = int(batch_head - int64_t(w.batch) * p.q_heads);
+    w.split = 0;
+    if (p.splits > 1) {
+      w.split = int(block % p.splits);
+      block /= p.splits;
+    }
+    int64_t const batch_pack = block / row_tiles;
+    w.row0 = (row_tiles - 1 - int(block - batch_pack * row_tiles)) * kTileQ;
+    w.row_end = smaller(w.row0 + kTileQ, rows);
+    w.batch = int(batch_pack / packs);
+    w.head = int(batch_pack - int64_t(w.batch) * packs) * p.pack;
     int kv_length = p.seqlen_kv;
     if (p.kv_lengths != nullptr) {
       int const given = ops::loadGlobal(p.kv_lengths + int64_t(w.batch) * p.kv_lengths_stride);
@@ -82,15 +99,21 @@ struct Forward {
     }
     w.band = makeBand(p.causal, p.diagonal, p.window_left, p.window_right, p.seqlen_q, kv_length);
     int const kv_head = w.head / p.group;
-    w.query = headOf(p.query, w.batch, w.head);
-    w.key = headOf(p.key, w.batch, kv_head);
-    w.value = headOf(p.value, w.batch, kv_head);
+    w.query = queryRows(p, p.query, w);
+    w.output = queryRows(p, p.output, w);
+    w.key = {headOf(p.key, w.batch, kv_head), p.key.row_stride};
+    w.value = {headOf(p.value, w.batch, kv_head), p.value.row_stride};
     return w;
   }
 
   static FLASH_DEVICE Element* headOf(FlashTensor const& tensor, int batch, int head) {
     return static_cast<Element*>(tensor.data) + int64_t(batch) * tensor.batch_stride +
            int64_t(head) * tensor.head_stride;
+  }
+
+  static FLASH_DEVICE QueryRows<Element> queryRows(ForwardParams const& p, FlashTensor const& tensor,
+                                                   Work const& w) {
+    return {headOf(tensor, w.batch, w.head), tensor.row_stride, tensor.head_stride, p.pack};
   }
 
   // Masked tiles lie at either end. Plain kernels have a loop without a mask for those between; in the others
@@ -136,17 +159,14 @@ struct Forward {
     }
   }
 
-  static FLASH_DEVICE void loadKeys(ForwardParams const& p, Work const& work, int tile, bool all_there) {
-    loadTile<Shape, kTileKv, kPlain>(ops::sharedBase() + Shape::kKeyOffset, work.key, p.key.row_stride,
-                                     tile * kTileKv, work.band.kv_length, p.head_dim, p.vector_copies,
-                                     all_there);
-    ops::copyAsyncCommit();
-  }
-
-  static FLASH_DEVICE void loadValues(ForwardParams const& p, Work const& work, int tile, bool all_there) {
-    loadTile<Shape, kTileKv, kPlain>(ops::sharedBase() + Shape::kValueOffset, work.value, p.value.row_stride,
-                                     tile * kTileKv, work.band.kv_length, p.v_head_dim, p.vector_copies,
-                                     all_there);
+  // Starts the copy of a tile of keys or values; `whole`, a constant: none of its rows is past kv_length.
+  static FLASH_DEVICE void loadKeyTile(ForwardParams const& p, Work const& work, uint32_t tile,
+                                       KeyRows<Element> const& rows, int row0, int head_dim, bool whole) {
+    if (kPlain && whole) {
+      loadWholeTile<Shape, kTileKv>(tile, rows, row0, head_dim);
+    } else {
+      loadTile<Shape, kTileKv, kPlain>(tile, rows, row0, work.band.kv_length, head_dim, p.vector_copies);
+    }
     ops::copyAsyncCommit();
   }
 
@@ -155,16 +175,19 @@ struct Forward {
     uint32_t const shared = ops::sharedBase();
     ops::copyAsyncWait<0>();
     ops::syncThreads();  // K(n) is there for all; all are done with V(n+1)
-    loadValues(p, work, tile, !masked);
+    loadKeyTile(p, work, shared + Shape::kValueOffset, work.value, tile * kTileKv, p.v_head_dim, !masked);
     typename Products::Scores s;
     forEach(s, [](float& score) { score = 0.0f; });
     Products::scores(s, shared + Shape::kQueryOffset, shared + Shape::kKeyOffset);
     if (!Softmax::kRawScores) addScoreTerms(p, work, s, tile * kTileKv);
-    if (masked) mask(work, s, tile * kTileKv);
+    if (masked) mask(p, work, s, tile * kTileKv);
     softmax(Softmax(p), state, s);
     ops::copyAsyncWait<0>();
     ops::syncThreads();  // V(n) is there for all; all are done with K(n)
-    if (tile > tiles.begin) loadKeys(p, work, tile - 1, true);  // only the last tile may lack keys
+    if (tile > tiles.begin) {
+      // Only the last tile of all may lack keys, and no step loads that one.
+      loadKeyTile(p, work, shared + Shape::kKeyOffset, work.key, (tile - 1) * kTileKv, p.head_dim, true);
+    }
     Products::accumulate(state.out, s, shared + Shape::kValueOffset);
   }
 
@@ -204,8 +227,10 @@ struct Forward {
       FLASH_UNROLL
       for (int h = 0; h < 2; ++h) {
         int const row = rowOf(work, m, h);
-        BiasElement const* const first =
-            head + int64_t(row) * p.bias_stride[2] + int64_t(first_key) * p.bias_stride[3];
+        RowPlace const place = placeOf(row, p.pack);
+        BiasElement const* const first = head + int64_t(place.head) * p.bias_stride[1] +
+                                         int64_t(place.query) * p.bias_stride[2] +
+                                         int64_t(first_key) * p.bias_stride[3];
         FLASH_UNROLL
         for (int n = 0; n < Shape::kFragmentsKv; ++n) {
           FLASH_UNROLL
@@ -222,12 +247,13 @@ struct Forward {
     }
   }
 
-  static FLASH_DEVICE void mask(Work const& work, typename Products::Scores& s, int key0) {
+  static FLASH_DEVICE void mask(ForwardParams const& p, Work const& work, typename Products::Scores& s,
+                                int key0) {
     FLASH_UNROLL
     for (int m = 0; m < kFragmentsQ; ++m) {
       FLASH_UNROLL
       for (int j = 0; j < 4; ++j) {
-        KeySpan const visible = visibleKeys(work.band, rowOf(work, m, j >> 1), key0);
+        KeySpan const visible = visibleKeys(work.band, placeOf(rowOf(work, m, j >> 1), p.pack).query, key0);
         FLASH_UNROLL
         for (int n = 0; n < Shape::kFragmentsKv; ++n) {
           int const column = n * 8 + fragmentColumn(ops::lane(), j);
@@ -275,25 +301,37 @@ struct Forward {
     }
   }
 
+  // A whole row's sum and what follows from it; `sink` joins the sum.
+  static FLASH_DEVICE RowEnd endOf(ForwardParams const& p, State const& state, int m, int h, float sink) {
+    float sum = state.row_sum[m][h];
+    sum += ops::shuffleXor(sum, 1);
+    sum += ops::shuffleXor(sum, 2);
+    return endRow<Softmax>(Softmax(p).natural(state.row_max[m][h]), sum, sink);
+  }
+
+  // The row's number among all rows of all heads and batches, as the lse has it.
+  static FLASH_DEVICE int64_t numberOf(ForwardParams const& p, Work const& work, RowPlace place) {
+    return (int64_t(work.batch) * p.q_heads + work.head + place.head) * p.seqlen_q + place.query;
+  }
+
   // Divides by the row sums, stages the warp's rows in Q's place and writes them; writes the lse. The last
   // barrier of step() lies behind every read of Q.
   static FLASH_DEVICE void finish(ForwardParams const& p, Work const& work, State const& state) {
-    Softmax const policy(p);
     uint32_t const staged = ops::sharedBase() + Shape::kQueryOffset;
-    float const sink = p.sinks == nullptr ? kNegativeInfinity
-                                          : ops::loadGlobal(p.sinks + int64_t(work.head) * p.sinks_stride);
     FLASH_UNROLL
     for (int m = 0; m < kFragmentsQ; ++m) {
       FLASH_UNROLL
       for (int h = 0; h < 2; ++h) {
-        float sum = state.row_sum[m][h];
-        sum += ops::shuffleXor(sum, 1);
-        sum += ops::shuffleXor(sum, 2);
-        RowEnd const end = endRow<Softmax>(policy.natural(state.row_max[m][h]), sum, sink);
         int const row = rowOf(work, m, h);
-        if (p.lse != nullptr && row < work.row_end && (ops::lane() & 3) == 0) {
-          ops::storeBits(p.lse + (int64_t(work.batch) * p.q_heads + work.head) * p.seqlen_q + row,
-                         ops::bitsOf(end.lse));
+        bool const there = row < work.row_end;
+        RowPlace const place = placeOf(row, p.pack);
+        float sink = kNegativeInfinity;
+        if (p.sinks != nullptr && there) {
+          sink = ops::loadGlobal(p.sinks + int64_t(work.head + place.head) * p.sinks_stride);
+        }
+        RowEnd const end = endOf(p, state, m, h, sink);
+        if (p.lse != nullptr && there && (ops::lane() & 3) == 0) {
+          ops::storeBits(p.lse + numberOf(p, work, place), ops::bitsOf(end.lse));
         }
         FLASH_UNROLL
         for (int n = 0; n < Shape::kFragmentsOut; ++n) {
@@ -303,9 +341,35 @@ struct Forward {
       }
     }
     ops::syncWarp();  // the warp's rows are staged
-    storeRows<Shape, Shape::kRowsPerWarp, kPlain>(staged, headOf(p.output, work.batch, work.head),
-                                                  p.output.row_stride, ops::warp() * Shape::kRowsPerWarp,
+    storeRows<Shape, Shape::kRowsPerWarp, kPlain>(staged, work.output, ops::warp() * Shape::kRowsPerWarp,
                                                   work.row0, work.row_end, p.v_head_dim, p.vector_copies);
+  }
+
+  // What this block knows of its rows, in fp32 and without the sink, for combine.h.
+  static FLASH_DEVICE void finishPart(ForwardParams const& p, Work const& work, State const& state) {
+    int64_t const part = int64_t(work.split) * rowCount(p.batch, p.q_heads, p.seqlen_q);
+    FLASH_UNROLL
+    for (int m = 0; m < kFragmentsQ; ++m) {
+      FLASH_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        RowEnd const end = endOf(p, state, m, h, kNegativeInfinity);
+        int const row = rowOf(work, m, h);
+        if (row >= work.row_end) continue;
+        int64_t const number = part + numberOf(p, work, placeOf(row, p.pack));
+        if ((ops::lane() & 3) == 0) ops::storeBits(p.partial_lse + number, ops::bitsOf(end.lse));
+        FLASH_UNROLL
+        for (int n = 0; n < Shape::kFragmentsOut; ++n) {
+          FLASH_UNROLL
+          for (int e = 0; e < 2; ++e) {
+            int const column = n * 8 + fragmentColumn(ops::lane(), e);
+            if (column < p.v_head_dim) {
+              ops::storeBits(p.partial_output + number * p.v_head_dim + column,
+                             ops::bitsOf(state.out[m][n][h * 2 + e] * end.multiplier));
+            }
+          }
+        }
+      }
+    }
   }
 };
 

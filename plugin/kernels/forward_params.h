@@ -27,11 +27,21 @@ struct ForwardParams {
   float const* sinks;  // null: none
   int64_t sinks_stride;
   float* lse;  // [B, Hq, Sq]; null: not wanted
+  int pack;    // query heads in the rows of one tile: 1 or `group` (geometry.h, placeOf)
+  int splits;  // blocks that share the keys of a tile of rows; above 1 they write the next two instead
+  float* partial_output;  // [splits, B, Hq, Sq, Dv]
+  float* partial_lse;     // [splits, B, Hq, Sq], without the sink
 };
 
-// Blocks of the one-dimensional grid: one for each tile of query rows of each head of each batch.
-FLASH_HOST_DEVICE constexpr int64_t blockCount(int64_t batch, int64_t q_heads, int64_t seqlen_q, int tile_q) {
-  return batch * q_heads * ceilDiv(seqlen_q, tile_q);
+// Rows of all heads of all batches, as the lse numbers them.
+FLASH_HOST_DEVICE constexpr int64_t rowCount(int64_t batch, int64_t q_heads, int64_t seqlen_q) {
+  return batch * q_heads * seqlen_q;
+}
+
+// Blocks of the one-dimensional grid: one for each tile of (packed) query rows of each head of each batch.
+FLASH_HOST_DEVICE constexpr int64_t blockCount(int64_t batch, int64_t q_heads, int64_t seqlen_q, int tile_q,
+                                               int pack) {
+  return batch * (q_heads / pack) * ceilDiv(seqlen_q * pack, tile_q);
 }
 
 }  // namespace flash_export::kernels

@@ -14,8 +14,8 @@
 namespace flash_export::kernels {
 
 constexpr int kWarpSize = 32;
-constexpr int kChunkBytes =
-    16;  // what one lane copies at once, and one row of an 8x8 matrix of 16-bit elements
+// What one lane copies at once, and one row of an 8x8 matrix of 16-bit elements.
+constexpr int kChunkBytes = 16;
 // Longest sequence: rows, keys, and their sums and differences with kUnlimited stay inside an int32.
 constexpr int64_t kMaxSeqlen = int64_t{1} << 28;
 constexpr int kUnlimited = 1 << 30;
@@ -70,6 +70,57 @@ FLASH_HOST_DEVICE constexpr KeyTiles keyTiles(Band band, int row0, int row_end, 
   int const full_begin = (larger(last_row.first, 0) + tile_kv - 1) / tile_kv;
   int const full_end = larger(first_row.last, 0) / tile_kv;
   return {begin, end, full_begin, full_end};
+}
+
+// The part of the key tiles that one of several blocks takes which share the rows: parts differ by a tile at
+// most, and the last ones may be empty.
+FLASH_HOST_DEVICE constexpr KeyTiles splitOf(KeyTiles all, int split, int splits) {
+  int const each = (larger(all.end - all.begin, 0) + splits - 1) / splits;
+  int const begin = smaller(all.begin + split * each, all.end);
+  return {begin, smaller(begin + each, all.end), larger(all.full_begin, begin), all.full_end};
+}
+
+// Query heads that share a key-value head may be packed into the rows of one tile, so that few queries (one,
+// while decoding) fill it and keys are read once for all of them: row r is query r / pack of head r % pack.
+struct RowPlace {
+  int query, head;  // of the pack
+};
+
+FLASH_HOST_DEVICE constexpr RowPlace placeOf(int row, int pack) {
+  if (pack == 1) return {row, 0};
+  int const query = int(unsigned(row) / unsigned(pack));
+  return {query, row - query * pack};
+}
+
+// How many heads of a group to pack: all, if their queries fill half a tile of rows at most.
+FLASH_HOST_DEVICE constexpr int packOf(int group, int64_t seqlen_q, int tile_q) {
+  return 2 * seqlen_q <= tile_q ? group : 1;
+}
+
+// Where few rows leave most multiprocessors idle, their keys are split over several blocks whose results are
+// combined. Rows are at most kMaxSplitRows a block and blocks at most kMaxSplitBlocks, so the partial
+// results are small whatever the problem is.
+constexpr int kMaxSplits = 64;
+constexpr int kMaxSplitRows = 16;
+constexpr int kMaxSplitBlocks = 256;
+
+// The fewest splits with at least 85 % of the best use of the last wave of blocks (the heuristic of flash-
+// attention's num_splits, re-derived): `blocks` are those without a split, one a tile of rows.
+FLASH_HOST_DEVICE constexpr int splitCount(int64_t blocks, int key_tiles, int multiprocessors) {
+  if (blocks <= 0 || 5 * blocks >= 4 * int64_t(multiprocessors)) return 1;
+  int const most = smaller(smaller(key_tiles, kMaxSplits), int(kMaxSplitBlocks / blocks));
+  // Use of a wave in 1/1024: blocks over the places in all the waves that they need.
+  int64_t best = 0;
+  for (int splits = 1; splits <= most; ++splits) {
+    int64_t const waves = ceilDiv(blocks * splits, multiprocessors);
+    int64_t const use = 1024 * blocks * splits / (waves * multiprocessors);
+    best = use > best ? use : best;
+  }
+  for (int splits = 1; splits <= most; ++splits) {
+    int64_t const waves = ceilDiv(blocks * splits, multiprocessors);
+    if (100 * (1024 * blocks * splits / (waves * multiprocessors)) >= 85 * best) return splits;
+  }
+  return 1;
 }
 
 // Chunk `chunk` of row `row` lies at chunk position `chunk ^ rowKey(row)`: then the 8 rows of one ldmatrix

@@ -6,13 +6,7 @@
 //   #include "instantiate.h"
 #pragma once
 #include "forward.h"
-#include "launch.h"
-
-#ifdef __CUDACC__
-#include <cuda_runtime.h>
-#else
-#include "emulation/launch_emulated.h"
-#endif
+#include "start.h"
 
 namespace flash_export::kernels {
 
@@ -20,43 +14,11 @@ using Half = ops::Half;
 using BFloat = ops::BFloat;
 using Float = float;
 
-#ifdef __CUDACC__
-
-template <class Kernel>
-__global__ void __launch_bounds__(Kernel::Shape::kThreads, 1)
-    forwardKernel(__grid_constant__ ForwardParams const params) {
-  Kernel::run(params);
-}
-
-// Above 48 KB of shared memory a kernel must opt in; the call is a host-side setting of the current device,
-// allowed in graph capture.
-template <class Kernel>
-int launchForward(ForwardParams const& params, int64_t blocks, void* stream) {
-  auto const kernel = forwardKernel<Kernel>;
-  cudaError_t const allowed =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::Shape::kSharedBytes);
-  if (allowed != cudaSuccess) return allowed;
-  void* arguments[] = {const_cast<ForwardParams*>(&params)};
-  return cudaLaunchKernel(reinterpret_cast<void const*>(kernel), dim3(unsigned(blocks)),
-                          dim3(Kernel::Shape::kThreads), arguments, Kernel::Shape::kSharedBytes,
-                          static_cast<cudaStream_t>(stream));
-}
-
-#else
-
-template <class Kernel>
-int launchForward(ForwardParams const& params, int64_t blocks, void*) {
-  return emulation::launch(params, sizeof(typename Kernel::Element), blocks, Kernel::Shape::kThreads,
-                           Kernel::Shape::kSharedBytes, &Kernel::run);
-}
-
-#endif
-
-#define FLASH_COMPILE_VARIANT(Element, head_dim, tile_q, tile_kv, warps, features)                   \
-  int FLASH_LAUNCHER(Element, head_dim, features)(ForwardParams const& params, int64_t blocks,       \
-                                                  void* stream) {                                    \
-    return launchForward<Forward<Element, head_dim, tile_q, tile_kv, warps, Features::k##features>>( \
-        params, blocks, stream);                                                                     \
+#define FLASH_COMPILE_VARIANT(Element, head_dim, tile_q, tile_kv, warps, features)                      \
+  int FLASH_LAUNCHER(Element, head_dim, features)(ForwardParams const& params, int64_t blocks,          \
+                                                  void* stream) {                                       \
+    using Kernel = Forward<Element, head_dim, tile_q, tile_kv, warps, Features::k##features>;           \
+    return start<Kernel, Kernel::Shape::kThreads, Kernel::Shape::kSharedBytes>(params, blocks, stream); \
   }
 #define FLASH_SKIP_VARIANT(...)
 

@@ -10,6 +10,12 @@ namespace flash_export::kernels {
 // Returns a cudaError_t; 0: enqueued.
 using Launcher = int (*)(ForwardParams const& params, int64_t blocks, void* stream);
 
+// Puts the splits of a launch together (combine.h); the same stream, behind it.
+int launchCombine(int32_t dtype, ForwardParams const& params, void* stream);
+
+// Of the current device; 0: it does not say.
+int countMultiprocessors();
+
 #define FLASH_LAUNCHER(Element, head_dim, features) launch##Element##head_dim##features
 
 }  // namespace flash_export::kernels

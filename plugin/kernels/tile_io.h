@@ -30,42 +30,67 @@ FLASH_DEVICE void scatterChunk(Element* target, ops::Words4 chunk, int count) {
   }
 }
 
+// Where the rows of a tile of keys or values start.
+template <class Element>
+struct KeyRows {
+  Element* first;
+  int64_t row_stride;
+  FLASH_DEVICE Element* at(int row) const { return first + int64_t(row) * row_stride; }
+};
+
+// The same of queries or outputs, whose rows may be packed heads.
+template <class Element>
+struct QueryRows {
+  Element* first;
+  int64_t row_stride, head_stride;
+  int pack;
+  FLASH_DEVICE Element* at(int row) const {
+    RowPlace const place = placeOf(row, pack);
+    return first + int64_t(place.query) * row_stride + int64_t(place.head) * head_stride;
+  }
+};
+
 // Starts the copy of rows row0 ... row0 + kRows - 1 into the tile at `tile`; rows from `row_end` on are
-// zeros. `all_there`, a constant: there are none such, and a copy costs an addition instead of a dozen
-// instructions for its address. The caller commits and waits.
-template <class Shape, int kRows, bool kVectorOnly, class Element>
-FLASH_DEVICE void loadTile(uint32_t tile, Element const* source, int64_t row_stride, int row0, int row_end,
-                           int head_dim, bool vector_copies, bool all_there) {
+// zeros. The caller commits and waits.
+template <class Shape, int kRows, bool kVectorOnly, class Rows>
+FLASH_DEVICE void loadTile(uint32_t tile, Rows const& rows, int row0, int row_end, int head_dim,
+                           bool vector_copies) {
   constexpr int kRowStep = Shape::kThreads / Shape::kChunks;
   int const chunk = ops::threadIndex() % Shape::kChunks;
   int const first_row = ops::threadIndex() / Shape::kChunks;
   int const count = smaller(head_dim - chunk * Shape::kChunkElements, Shape::kChunkElements);
-  Element const* const column = source + chunk * Shape::kChunkElements;
-  if (kVectorOnly && all_there) {
-    Element const* from = (count > 0 ? column : source) + int64_t(row0 + first_row) * row_stride;
-    int64_t const step = kRowStep * row_stride;
-    FLASH_UNROLL_4
-    for (int i = 0; i < kRows / kRowStep; ++i) {
-      ops::copyAsync(tile + swizzled(first_row + i * kRowStep, chunk, Shape::kChunks), from,
-                     count > 0 ? kChunkBytes : 0);
-      from += step;
-    }
-  } else if (kVectorOnly || vector_copies) {
+  if (kVectorOnly || vector_copies) {
     FLASH_UNROLL_4
     for (int i = 0; i < kRows / kRowStep; ++i) {
       int const row = first_row + i * kRowStep;
       bool const there = count > 0 && row0 + row < row_end;
-      Element const* const from = there ? column + int64_t(row0 + row) * row_stride : source;
+      auto const* const from = there ? rows.at(row0 + row) + chunk * Shape::kChunkElements : rows.first;
       ops::copyAsync(tile + swizzled(row, chunk, Shape::kChunks), from, there ? kChunkBytes : 0);
     }
   } else {
     FLASH_NO_UNROLL
     for (int row = first_row; row < kRows; row += kRowStep) {
-      bool const there = row0 + row < row_end;
-      ops::storeShared128(
-          tile + swizzled(row, chunk, Shape::kChunks),
-          gatherChunk(column + (there ? int64_t(row0 + row) * row_stride : 0), there ? count : 0));
+      bool const there = count > 0 && row0 + row < row_end;
+      auto const* const from = there ? rows.at(row0 + row) + chunk * Shape::kChunkElements : rows.first;
+      ops::storeShared128(tile + swizzled(row, chunk, Shape::kChunks), gatherChunk(from, there ? count : 0));
     }
+  }
+}
+
+// The same for rows that are all there, in copies of 16 bytes: one costs an addition instead of the dozen
+// instructions of an address of its own.
+template <class Shape, int kRows, class Element>
+FLASH_DEVICE void loadWholeTile(uint32_t tile, KeyRows<Element> const& rows, int row0, int head_dim) {
+  constexpr int kRowStep = Shape::kThreads / Shape::kChunks;
+  int const chunk = ops::threadIndex() % Shape::kChunks;
+  int const first_row = ops::threadIndex() / Shape::kChunks;
+  int const bytes = chunk * Shape::kChunkElements < head_dim ? kChunkBytes : 0;  // with 0 nothing is read
+  Element const* from = rows.at(row0 + first_row) + chunk * Shape::kChunkElements;
+  int64_t const step = kRowStep * rows.row_stride;
+  FLASH_UNROLL_4
+  for (int i = 0; i < kRows / kRowStep; ++i) {
+    ops::copyAsync(tile + swizzled(first_row + i * kRowStep, chunk, Shape::kChunks), from, bytes);
+    from += step;
   }
 }
 
@@ -73,7 +98,7 @@ FLASH_DEVICE void loadTile(uint32_t tile, Element const* source, int64_t row_str
 // from `row_end` on are not written. The warp's lanes have written those rows of the tile and met at a
 // barrier since.
 template <class Shape, int kRows, bool kVectorOnly, class Element>
-FLASH_DEVICE void storeRows(uint32_t tile, Element* target, int64_t row_stride, int first_row, int row0,
+FLASH_DEVICE void storeRows(uint32_t tile, QueryRows<Element> const& rows, int first_row, int row0,
                             int row_end, int head_dim, bool vector_copies) {
   FLASH_UNROLL_4
   for (int i = 0; i < kRows * Shape::kChunks / kWarpSize; ++i) {
@@ -83,7 +108,7 @@ FLASH_DEVICE void storeRows(uint32_t tile, Element* target, int64_t row_stride, 
     int const count = smaller(head_dim - chunk * Shape::kChunkElements, Shape::kChunkElements);
     if (row0 + row < row_end && count > 0) {
       ops::Words4 const words = ops::loadShared128(tile + swizzled(row, chunk, Shape::kChunks));
-      Element* const to = target + int64_t(row0 + row) * row_stride + chunk * Shape::kChunkElements;
+      Element* const to = rows.at(row0 + row) + chunk * Shape::kChunkElements;
       if (kVectorOnly || vector_copies) {
         ops::storeGlobal128(to, words);
       } else {

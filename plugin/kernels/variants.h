@@ -38,7 +38,14 @@ constexpr int smallestTileQ() {
   return smallest;
 }
 
+constexpr int smallestTileKv() {
+  int smallest = kVariants[0].tile_kv;
+  for (Variant const& v : kVariants) smallest = smaller(smallest, v.tile_kv);
+  return smallest;
+}
+
 constexpr int kMaxHeadDim = largestHeadDim();
 constexpr int kSmallestTileQ = smallestTileQ();
+constexpr int kSmallestTileKv = smallestTileKv();
 
 }  // namespace flash_export::kernels

@@ -62,7 +62,12 @@ void addTensors(kernels::ForwardParams const& p, size_t element_bytes) {
     addTensor("kv_lengths", p.kv_lengths, 4, {{p.batch, p.kv_lengths_stride}}, false);
   if (p.sinks != nullptr) addTensor("sinks", p.sinks, 4, {{p.q_heads, p.sinks_stride}}, false);
   if (p.lse != nullptr) {
-    addTensor("lse", p.lse, 4, {{int64_t(p.batch) * p.q_heads * p.seqlen_q, 1}}, true);
+    addTensor("lse", p.lse, 4, {{kernels::rowCount(p.batch, p.q_heads, p.seqlen_q), 1}}, true);
+  }
+  if (p.splits > 1) {
+    int64_t const rows = p.splits * kernels::rowCount(p.batch, p.q_heads, p.seqlen_q);
+    addTensor("partial_output", p.partial_output, 4, {{rows * p.v_head_dim, 1}}, true);
+    addTensor("partial_lse", p.partial_lse, 4, {{rows, 1}}, true);
   }
 }
 

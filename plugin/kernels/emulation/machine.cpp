@@ -5,6 +5,12 @@
 #include <cstring>
 #include <numeric>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_UNPOISON_MEMORY_REGION(address, size)
+#endif
+
 #if !defined(__x86_64__)
 #error "the emulation switches fibers in x86-64 assembly; on this host build without FLASH_EXPORT_TESTS"
 #endif
@@ -91,6 +97,8 @@ void Machine::startBlock(int64_t block) {
     fiber.open.clear();
     fiber.groups.clear();
     if (!fiber.stack) fiber.stack.reset(new char[kStackBytes]);
+    // A fiber of the last block was left where it stood, with what AddressSanitizer knew of its frames.
+    ASAN_UNPOISON_MEMORY_REGION(fiber.stack.get(), kStackBytes);
     // As the switch leaves it: six registers, the return address, and one word so that the entry is aligned
     // as after a call.
     auto* top = reinterpret_cast<void**>((reinterpret_cast<uintptr_t>(fiber.stack.get()) + kStackBytes) &

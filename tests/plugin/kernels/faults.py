@@ -17,7 +17,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[3]
 KERNELS = REPOSITORY / "plugin/kernels"
 TESTS = REPOSITORY / "tests/plugin/kernels"
-UNITS = ["fp16_plain", "fp16_general", "fp32"]
+UNITS = ["forward_fp16_plain", "forward_fp16_general", "forward_fp32", "combine"]
 FLAGS = ["-std=c++20", "-O1", "-ffp-contract=off"]
 SMALL_TABLE = re.compile(r"^FLASH_VARIANT\((Half|Float), (32|64),.*\n", re.MULTILINE)
 SEEDS = ("1", "7")
@@ -43,7 +43,7 @@ class Fault:
     old: str
     new: str
     caught_as: str
-    unit: str = "fp16_plain"
+    unit: str = "forward_fp16_plain"
     cases: str = "D 64 Dv 64 heads-first bottom-right"
 
 
@@ -52,7 +52,13 @@ UNORDERED = "(race|still be reading|in flight|nothing has written)"
 
 WAIT_K = "    ops::copyAsyncWait<0>();\n    ops::syncThreads();  // K(n) is there"
 WAIT_V = "    ops::copyAsyncWait<0>();\n    ops::syncThreads();  // V(n) is there"
-REFILL = "    if (tile > tiles.begin) loadKeys(p, work, tile - 1, true);\n"
+REFILL = """    if (tile > tiles.begin) {
+      // Only the last tile of all may lack keys, and no step loads that one.
+      loadKeyTile(p, work, shared + Shape::kKeyOffset, work.key, (tile - 1) * kTileKv, p.head_dim, true);
+    }
+"""
+
+SPLIT = "Sq 3 Skv 259 D 64 Dv 64 heads-first bottom-right splits"
 
 FAULTS = [
     Fault(
@@ -94,7 +100,8 @@ FAULTS = [
         name="values_refilled_too_early",
         file="forward.h",
         old=WAIT_K,
-        new="    loadValues(p, work, tile, !masked);\n" + WAIT_K,
+        new="    loadKeyTile(p, work, shared + Shape::kValueOffset, work.value, tile * kTileKv, p.v_head_dim, true);\n"
+        + WAIT_K,
         caught_as=r"cp\.async at tile_io\.h:\d+ overwrites ",
     ),
     Fault(
@@ -114,22 +121,26 @@ FAULTS = [
     Fault(
         name="unpredicated_lse_store",
         file="forward.h",
-        old="if (p.lse != nullptr && row < work.row_end && (ops::lane() & 3) == 0) {",
+        old="if (p.lse != nullptr && there && (ops::lane() & 3) == 0) {",
         new="if (p.lse != nullptr && (ops::lane() & 3) == 0) {",
         caught_as=r"st\.global at forward\.h:\d+ writes 4 bytes outside every tensor",
     ),
     Fault(
         name="unpredicated_load",
         file="tile_io.h",
-        old="bool const there = count > 0 && row0 + row < row_end;",
-        new="bool const there = count > 0;",
+        old="bool const there = count > 0 && row0 + row < row_end;\n"
+        "      auto const* const from = there ? rows.at(row0 + row) + chunk * Shape::kChunkElements : rows.first;\n"
+        "      ops::copyAsync(",
+        new="bool const there = count > 0;\n"
+        "      auto const* const from = there ? rows.at(row0 + row) + chunk * Shape::kChunkElements : rows.first;\n"
+        "      ops::copyAsync(",
         caught_as=r"cp\.async at tile_io\.h:\d+ reads 16 bytes outside every tensor",
     ),
     Fault(
         name="unpredicated_load_past_a_length",
         file="forward.h",
-        old="tile * kTileKv, work.band.kv_length, p.v_head_dim",
-        new="tile * kTileKv, p.seqlen_kv, p.v_head_dim",
+        old="rows, row0, work.band.kv_length, head_dim",
+        new="rows, row0, p.seqlen_kv, head_dim",
         caught_as=r"output \d+ is -?nan",
         cases="D 64 Dv 64 rows-first length",
     ),
@@ -139,7 +150,7 @@ FAULTS = [
         old="row < work.row_end && first_key + n * 8 + e < work.band.kv_length;",
         new="first_key + n * 8 + e < work.band.kv_length;",
         caught_as=r"ld\.global at forward\.h:\d+ reads 2 bytes outside every tensor",
-        unit="fp16_general",
+        unit="forward_fp16_general",
         cases="D 64 Dv 64 rows-first bias holes",
     ),
     Fault(
@@ -148,7 +159,7 @@ FAULTS = [
         old="if (i < count) chunk.w",
         new="chunk.w",
         caught_as=r"(ld\.global at tile_io\.h:\d+ reads 2 bytes outside every tensor|is -?nan)",
-        unit="fp16_general",
+        unit="forward_fp16_general",
         cases="D 33 Dv 33",
     ),
     Fault(
@@ -191,7 +202,7 @@ FAULTS = [
     Fault(
         name="half_of_a_row_not_summed",
         file="forward.h",
-        old="        sum += ops::shuffleXor(sum, 2);\n",
+        old="    sum += ops::shuffleXor(sum, 2);\n",
         new="",
         caught_as=r"max error .* > ",
     ),
@@ -221,7 +232,7 @@ FAULTS = [
         "  FLASH_DEVICE float shrink(float old_max, float new_max) const { return exp(old_max - new_max); }\n"
         "  FLASH_DEVICE float natural",
         caught_as=r"output \d+ is -?nan",
-        unit="fp16_general",
+        unit="forward_fp16_general",
         cases="D 64 Dv 64 rows-first bias lowest-rows fp32",
     ),
     Fault(
@@ -230,8 +241,8 @@ FAULTS = [
         old="int const kv_head = w.head / p.group;",
         new="int const kv_head = w.head % p.kv_heads;",
         caught_as=r"max error .* > ",
-        unit="fp32",
-        cases="Hq 6 Hkv 3",
+        unit="forward_fp32",
+        cases="fp32 B 1 Hq 6 Hkv 3",
     ),
     Fault(
         name="no_swizzle",
@@ -253,7 +264,83 @@ FAULTS = [
         old="static FLASH_DEVICE float exp(float x) { return expPrecise(x); }",
         new="static FLASH_DEVICE float exp(float x) { return ops::exp2Approx(x * 1.4427f); }",
         caught_as=r"max error .* > ",
-        unit="fp32",
+        unit="forward_fp32",
+    ),
+    Fault(
+        name="sink_lost_by_a_split",
+        file="combine.h",
+        old="float sum = expPrecise(sink - against);",
+        new="float sum = 0.0f;",
+        caught_as=r"(max error .* > |lse of row \d+ is)",
+        unit="combine",
+        cases="sinks 1 no-lse splits",
+    ),
+    Fault(
+        name="splits_not_weighted",
+        file="combine.h",
+        old="ops::multiplyAdd(part, expPrecise(lseOf(p, rows, number, i) - against), total)",
+        new="total + part",
+        caught_as=r"max error .* > ",
+        unit="combine",
+        cases=SPLIT,
+    ),
+    Fault(
+        name="row_without_keys_in_any_split_is_nan",
+        file="combine.h",
+        old="float const multiplier = sum == 0.0f ? 0.0f : ",
+        new="float const multiplier = ",
+        caught_as=r"output \d+ is -?nan",
+        unit="combine",
+        cases="bias hidden-rows splits",
+    ),
+    Fault(
+        name="splits_overlap",
+        file="geometry.h",
+        old="smaller(begin + each, all.end)",
+        new="smaller(begin + each + 1, all.end)",
+        caught_as=r"max error .* > ",
+        cases=SPLIT,
+    ),
+    Fault(
+        name="first_tile_of_every_split_is_the_last_of_all",
+        file="forward.h",
+        old="work.key, (tiles.end - 1) * kTileKv,",
+        new="work.key, (all.end - 1) * kTileKv,",
+        caught_as=r"(max error .* > |is -?nan)",
+        cases=SPLIT,
+    ),
+    Fault(
+        name="splits_write_over_each_other",
+        file="forward.h",
+        old="int64_t const part = int64_t(work.split) *",
+        new="int64_t const part = int64_t(0) *",
+        caught_as=r"(max error .* > |is -?nan)",
+        cases=SPLIT,
+    ),
+    Fault(
+        name="unpredicated_part_of_a_split",
+        file="forward.h",
+        old="        if (row >= work.row_end) continue;\n",
+        new="",
+        caught_as=r"st\.global at forward\.h:\d+ writes 4 bytes outside every tensor",
+        cases=SPLIT,
+    ),
+    Fault(
+        name="packed_rows_masked_as_queries",
+        file="forward.h",
+        old="visibleKeys(work.band, placeOf(rowOf(work, m, j >> 1), p.pack).query, key0)",
+        new="visibleKeys(work.band, rowOf(work, m, j >> 1), key0)",
+        caught_as=r"max error .* > ",
+        cases="Hq 6 Hkv 1 Sq 4 ",
+    ),
+    Fault(
+        name="packed_heads_share_a_bias",
+        file="forward.h",
+        old="head + int64_t(place.head) * p.bias_stride[1] +",
+        new="head +",
+        caught_as=r"max error .* > ",
+        unit="forward_fp16_general",
+        cases="bias full splits",
     ),
 ]
 
@@ -276,7 +363,7 @@ def compile_source(source: Path, target: Path, kernels: Path) -> None:
 def compile_unit(unit: str, kernels: Path, folder: Path) -> Path:
     """Compiles one kernel source for the emulation and returns its object file."""
     wrapper = folder / f"{unit}.cpp"
-    wrapper.write_text(f'#include "{kernels}/forward_{unit}.cu"\n')
+    wrapper.write_text(f'#include "{kernels}/{unit}.cu"\n')
     compile_source(wrapper, folder / f"{unit}.o", kernels)
     return folder / f"{unit}.o"
 

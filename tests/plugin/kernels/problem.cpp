@@ -8,6 +8,7 @@
 #include <limits>
 #include <random>
 
+#include "dispatch.h"
 #include "emulation/launch_emulated.h"
 #include "emulation/numbers.h"
 
@@ -87,6 +88,7 @@ std::string Problem::describe() const {
   if (sinks != 0) add("sinks", sinks);
   if (!wants_lse) s += " no-lse";
   if (score_std != 2.5f) add("std", double(score_std));
+  if (splits != 0) add("splits", splits);
   return s;
 }
 
@@ -281,15 +283,30 @@ std::string Tensors::checkGuards() const {
   return "";
 }
 
+std::string launch(FlashAttentionArgs const& args, int splits) {
+  size_t const bytes = flashAttentionWorkspace(&args);
+  std::vector<float> workspace(bytes / sizeof(float), std::numeric_limits<float>::quiet_NaN());
+  int status = 0;
+  if (splits == 0) {
+    status = flashAttentionLaunch(&args, workspace.empty() ? nullptr : workspace.data(), nullptr);
+  } else {
+    kernels::Plan plan = kernels::planFor(args, false, 0);
+    plan.splits = splits;
+    size_t const rows = size_t(args.batch) * size_t(args.q_num_heads) * size_t(args.seqlen_q);
+    workspace.assign(rows * size_t(splits) * size_t(args.v_head_dim + 1),
+                     std::numeric_limits<float>::quiet_NaN());
+    status = kernels::launchPlanned(args, plan, workspace.data(), nullptr);
+  }
+  return status == 0 ? "" : "status " + std::to_string(status) + ": " + flashEmulationError();
+}
+
 std::string run(Problem const& problem) {
   Tensors tensors(problem);
   FlashAttentionArgs const args = tensors.args();
   char reasons[1024];
   if (flashAttentionWhyUnsupported(&args, reasons, sizeof reasons) != 0)
     return std::string("refused: ") + reasons;
-  if (int const status = flashAttentionLaunch(&args, nullptr, nullptr); status != 0) {
-    return "status " + std::to_string(status) + ": " + flashEmulationError();
-  }
+  if (std::string wrong = launch(args, problem.splits); !wrong.empty()) return wrong;
   if (std::string wrong = tensors.checkGuards(); !wrong.empty()) return wrong;
   if (flashEmulationBankConflicts() != 0) {
     return std::to_string(flashEmulationBankConflicts()) + " bank conflicts of ldmatrix";

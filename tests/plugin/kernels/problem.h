@@ -40,6 +40,7 @@ struct Problem {
   std::vector<int> kv_lengths;  // [B] or [1], unclamped
   int sinks = 0;                // 0 none, 1 one for all heads, 2 one a head
   bool wants_lse = true;
+  int splits = 0;          // blocks that share the keys of a row; 0: as a launch with a workspace plans it
   float score_std = 2.5f;  // the query is scaled so; at 1 a softmax is too flat to show a wrong mask
 
   std::string describe() const;
@@ -65,7 +66,10 @@ class Tensors {
   float lse(int b, int h, int row) const {
     return mLse[size_t((b * mProblem.heads_q + h) * mProblem.seqlen_q + row)];
   }
+  double key(int b, int h, int row, int d) const { return mKey.at(b, h, row, d); }
+  double value(int b, int h, int row, int d) const { return mValue.at(b, h, row, d); }
   void setQuery(int b, int h, int row, int d, double x) { mQuery.set(b, h, row, d, x); }
+  void setKey(int b, int h, int row, int d, double x) { mKey.set(b, h, row, d, x); }
   void setValue(int b, int h, int row, int d, double x) { mValue.set(b, h, row, d, x); }
 
  private:
@@ -99,6 +103,9 @@ class Tensors {
   std::vector<int32_t> mLengths;
   std::vector<float> mSinks, mLse;
 };
+
+// Launches with a workspace full of NaN and so many splits (0: as planned); "" or what failed.
+std::string launch(FlashAttentionArgs const& args, int splits);
 
 // Runs the problem in the emulation and judges it; "" when all is well.
 std::string run(Problem const& problem);

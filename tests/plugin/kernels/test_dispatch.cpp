@@ -16,7 +16,11 @@
 
 using namespace kernel_tests;
 using flash_export::kernels::kMaxSeqlen;
+using flash_export::kernels::kMaxSplitBlocks;
+using flash_export::kernels::kMaxSplitRows;
 using flash_export::kernels::kVariants;
+using flash_export::kernels::Plan;
+using flash_export::kernels::planFor;
 using flash_export::kernels::Variant;
 using flash_export::kernels::variantFor;
 
@@ -133,9 +137,64 @@ TEST(rows_without_keys_need_no_key_pointers) {
   EXPECT(tensors.judge().empty(), tensors.judge());
 }
 
-TEST(nothing_needs_a_workspace) {
-  FlashAttentionArgs const a = goodArgs();
-  EXPECT(flashAttentionWorkspace(&a) == 0);
+TEST(the_workspace_never_shrinks_as_a_problem_grows) {
+  Change const grow[] = {
+      [](auto& a) { a.batch *= 2; },      [](auto& a) { a.q_num_heads *= 2; },
+      [](auto& a) { a.seqlen_q *= 3; },   [](auto& a) { a.seqlen_kv *= 5; },
+      [](auto& a) { a.v_head_dim *= 2; }, [](auto& a) { a.head_dim *= 2; },
+  };
+  FlashAttentionArgs a = goodArgs();
+  a.seqlen_q = a.v_head_dim = a.head_dim = 1;
+  a.seqlen_kv = 7;
+  EXPECT(flashAttentionWorkspace(&a) == 0, "one tile of keys is never split");
+  size_t before = 0;
+  for (int round = 0; round < 7; ++round) {
+    for (Change const& change : grow) {
+      change(a);
+      size_t const bytes = flashAttentionWorkspace(&a);
+      EXPECT(bytes >= before, before << " became " << bytes);
+      before = bytes;
+    }
+  }
+  EXPECT(before > 0 && before <= size_t(kMaxSplitBlocks) * kMaxSplitRows * 257 * 4, before);
+}
+
+TEST(every_plan_fits_the_workspace) {
+  for (int seqlen_q : {1, 2, 5, 16, 17, 300}) {
+    for (int seqlen_kv : {1, 33, 500, 70000}) {
+      for (int heads_q : {1, 6, 64}) {
+        for (int heads_kv : {1, heads_q}) {
+          for (int batch : {1, 7, 200}) {
+            FlashAttentionArgs a = goodArgs();
+            a.batch = batch;
+            a.q_num_heads = heads_q;
+            a.kv_num_heads = heads_kv;
+            a.seqlen_q = seqlen_q;
+            a.seqlen_kv = seqlen_kv;
+            for (int multiprocessors : {1, 40, 108, 188}) {
+              Plan const plan = planFor(a, true, multiprocessors);
+              size_t const rows = size_t(plan.splits) * size_t(batch) * size_t(heads_q) * size_t(seqlen_q);
+              EXPECT(plan.splits == 1 || rows * 65 * sizeof(float) <= flashAttentionWorkspace(&a),
+                     plan.splits << " splits of " << rows << " rows");
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(decoding_is_packed_and_split_and_long_problems_are_not) {
+  FlashAttentionArgs a = goodArgs();
+  a.batch = 1;
+  a.seqlen_q = 1;
+  a.seqlen_kv = 4096;
+  Plan const decode = planFor(a, true, 108);
+  EXPECT(decode.pack == 2 && decode.splits > 8, decode.splits);
+  EXPECT(planFor(a, false, 108).splits == 1, "without a workspace");
+  a.seqlen_q = 4096;
+  Plan const prefill = planFor(a, true, 108);
+  EXPECT(prefill.pack == 1 && prefill.splits == 1);
 }
 
 TEST(every_variant_serves_its_own_head_dim) {

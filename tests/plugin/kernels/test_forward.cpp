@@ -45,7 +45,7 @@ Problem basicProblem(Variant const& v) {
 // What both feature classes serve.
 std::vector<Problem> commonProblems(Variant const& v) {
   Problem const basic = basicProblem(v);
-  std::vector<Problem> all(9, basic);
+  std::vector<Problem> all(10, basic);
   all[1].causal = 1;  // more rows than keys see
   all[1].seqlen_kv = v.tile_kv - 1;
   all[2].causal = all[2].diagonal = 1;
@@ -75,6 +75,42 @@ std::vector<Problem> commonProblems(Variant const& v) {
   all[8].seqlen_q = all[8].seqlen_kv = 21;
   all[8].causal = all[8].diagonal = 1;
   all[8].kv_lengths = {1000, 13};
+  all[9].heads_q = 2;  // neither packed nor split; a window that leaves whole tiles on both sides
+  all[9].seqlen_q = v.tile_q + 33;
+  all[9].seqlen_kv = 5 * v.tile_kv + 1;
+  all[9].causal = all[9].diagonal = 1;
+  all[9].window_left = 2 * v.tile_kv + 9;
+  return all;
+}
+
+// Few queries over many keys: packed heads, split keys.
+std::vector<Problem> decodeProblems(Variant const& v) {
+  std::vector<Problem> all(6, basicProblem(v));
+  for (Problem& p : all) {
+    p.seqlen_q = 1;
+    p.heads_q = 6;
+    p.heads_kv = 2;
+    p.seqlen_kv = 4 * v.tile_kv + 3;
+    p.causal = p.diagonal = 1;
+  }
+  all[0].batch = 2;
+  all[0].kv_lengths = {2 * v.tile_kv + 1, 9};  // most splits of the second batch have no key
+  all[0].sinks = 2;
+  all[1].seqlen_q = 3;
+  all[1].splits = 3;
+  all[1].layout = Layout::kHeadsFirst;
+  all[2].splits = 5;  // the last one is empty: 5 tiles, 1 each, and a window that hides the first ones
+  all[2].window_left = v.tile_kv + 1;
+  all[3].heads_kv = 1;
+  all[3].seqlen_q = 4;
+  all[3].splits = 2;
+  all[3].sinks = 1;
+  all[3].wants_lse = false;
+  all[4].seqlen_q = 7;  // 21 rows: packed, not split
+  all[4].v_head_dim = std::max(v.head_dim - 8, 8);
+  all[5].splits = 64;  // more splits than tiles
+  all[5].kv_lengths = {0};
+  all[5].sinks = 1;
   return all;
 }
 
@@ -93,7 +129,7 @@ std::vector<Problem> plainProblems(Variant const& v) {
 
 // What only a general kernel serves.
 std::vector<Problem> generalProblems(Variant const& v) {
-  std::vector<Problem> all(11, basicProblem(v));
+  std::vector<Problem> all(13, basicProblem(v));
   for (Problem& p : all) p.seqlen_q = std::min(p.seqlen_q, 39);
   all[0].head_dim = all[0].v_head_dim = smallestHeadDim(v);  // 1, 33, 65, 129: rows off 16 bytes
   all[1].layout = Layout::kGaps;
@@ -119,6 +155,17 @@ std::vector<Problem> generalProblems(Variant const& v) {
   all[10].softcap = 2.0f;
   all[10].bias = Bias::kHoles;
   all[10].layout = Layout::kHeadsFirst;
+  all[11].bias = Bias::kFull;  // packed heads have a bias of their own each
+  all[11].batch = 2;
+  all[11].heads_q = 6;
+  all[11].heads_kv = 2;
+  all[11].seqlen_q = 2;
+  all[11].splits = 2;
+  all[12].bias = Bias::kHiddenRows;
+  all[12].layout = Layout::kGaps;
+  all[12].heads_q = 4;
+  all[12].seqlen_q = 5;
+  all[12].splits = 3;
   return all;
 }
 
@@ -184,7 +231,9 @@ int runAll(std::string const& words) {
   Tally tally(words);
   for (Variant const& v : kVariants) {
     std::vector<Problem> problems = v.plain ? plainProblems(v) : generalProblems(v);
-    for (Problem common : commonProblems(v)) {
+    std::vector<Problem> shared = commonProblems(v);
+    for (Problem const& decode : decodeProblems(v)) shared.push_back(decode);
+    for (Problem common : shared) {
       // A general line gets the common problems by a softcap that changes little.
       if (!v.plain && v.dtype != kFlashFloat32) common.softcap = 1000.0f;
       problems.push_back(common);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // geometry.h against brute force.
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "../runner.h"
@@ -100,6 +101,59 @@ TEST(tiles_that_need_no_mask_are_seen_whole_by_every_row_and_the_others_are_not)
       }
     }
   }
+}
+
+TEST(splits_share_out_the_tiles_each_once) {
+  for (KeyTiles const all : {KeyTiles{0, 7, 0, 6}, KeyTiles{3, 11, 5, 9}, KeyTiles{2, 3, 3, 2},
+                             KeyTiles{4, 4, 4, 4}, KeyTiles{5, 2, 5, 2}}) {
+    for (int splits : {1, 2, 3, 7, 64}) {
+      std::vector<int> visits(16, 0);
+      for (int split = 0; split < splits; ++split) {
+        KeyTiles const part = splitOf(all, split, splits);
+        EXPECT(part.full_begin >= part.begin, "a loop down to full_begin stays in its part");
+        for (int tile = part.begin; tile < part.end; ++tile) {
+          ++visits[size_t(tile)];
+          EXPECT(part.needsMask(tile) == all.needsMask(tile), "split " << split << " of " << splits);
+        }
+      }
+      for (int tile = 0; tile < 16; ++tile) {
+        int const wanted = tile >= all.begin && tile < all.end ? 1 : 0;
+        EXPECT(visits[size_t(tile)] == wanted, "tile " << tile << ", " << splits << " splits");
+      }
+    }
+  }
+}
+
+TEST(keys_are_split_where_multiprocessors_would_idle) {
+  EXPECT(splitCount(108, 64, 108) == 1, "the device is full");
+  EXPECT(splitCount(87, 64, 108) == 1, "four fifths of it are busy");
+  EXPECT(splitCount(1, 1, 108) == 1, "there is one tile of keys");
+  EXPECT(splitCount(54, 64, 108) == 2);
+  EXPECT(splitCount(36, 64, 108) == 3);
+  EXPECT(splitCount(1, 3, 108) == 3, "few tiles are split too");
+  EXPECT(splitCount(0, 64, 108) == 1 && splitCount(4, 64, 0) == 1);
+  for (int multiprocessors : {1, 20, 84, 108, 132, 148, 170, 188}) {
+    for (int64_t blocks = 1; blocks <= 300; ++blocks) {
+      for (int tiles : {1, 2, 17, 4096}) {
+        int const splits = splitCount(blocks, tiles, multiprocessors);
+        EXPECT(splits >= 1 && splits <= kMaxSplits && splits <= tiles, blocks << " blocks");
+        EXPECT(splits == 1 || blocks * splits <= kMaxSplitBlocks, blocks << " blocks");
+      }
+    }
+  }
+}
+
+TEST(packed_rows_are_all_heads_of_all_queries) {
+  std::set<std::pair<int, int>> seen;
+  for (int row = 0; row < 7 * 5; ++row) {
+    RowPlace const place = placeOf(row, 5);
+    EXPECT(place.query >= 0 && place.query < 7 && place.head >= 0 && place.head < 5, row);
+    seen.insert({place.query, place.head});
+  }
+  EXPECT(seen.size() == 35);
+  EXPECT(placeOf(9, 1).query == 9 && placeOf(9, 1).head == 0);
+  EXPECT(packOf(8, 1, 128) == 8 && packOf(8, 64, 128) == 8 && packOf(8, 65, 128) == 1 &&
+         packOf(1, 1, 64) == 1);
 }
 
 TEST(the_longest_sequences_and_the_widest_windows_do_not_overflow) {

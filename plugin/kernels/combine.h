@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Puts together what the splits of a row found, one warp a row: outputs
+// weighted by e^(lse - largest lse), the sink added to the sum once.
+// FlashAttention-2's split-KV reduction (Dao 2023, arXiv:2307.08691, 3.1.2).
+#pragma once
+#include "forward_params.h"
+#include "softmax.h"
+
+namespace flash_export::kernels {
+
+template <class Element_>
+struct Combine {
+  using Element = Element_;
+  static constexpr int kWarps = 4;
+  static constexpr int kThreads = kWarps * kWarpSize;
+
+  static FLASH_HOST_DEVICE int64_t blocks(int64_t rows) { return ceilDiv(rows, kWarps); }
+
+  static FLASH_DEVICE void run(ForwardParams const& p) {
+    int64_t const rows = rowCount(p.batch, p.q_heads, p.seqlen_q);
+    int64_t const number = ops::blockIndex() * kWarps + ops::warp();
+    if (number >= rows) return;
+    int64_t const batch_head = number / p.seqlen_q;
+    int const query = int(number - batch_head * p.seqlen_q);
+    int const batch = int(batch_head / p.q_heads);
+    int const head = int(batch_head - int64_t(batch) * p.q_heads);
+
+    float const sink =
+        p.sinks == nullptr ? kNegativeInfinity : ops::loadGlobal(p.sinks + int64_t(head) * p.sinks_stride);
+    float largest = sink;
+    for (int i = 0; i < p.splits; ++i) largest = ops::maximum(largest, lseOf(p, rows, number, i));
+    float const against = finiteMaximum(largest);
+    float sum = expPrecise(sink - against);
+    for (int i = 0; i < p.splits; ++i) sum += expPrecise(lseOf(p, rows, number, i) - against);
+
+    Element* const output = static_cast<Element*>(p.output.data) + int64_t(batch) * p.output.batch_stride +
+                            int64_t(head) * p.output.head_stride + int64_t(query) * p.output.row_stride;
+    float const multiplier = sum == 0.0f ? 0.0f : ops::roundedDivide(1.0f, sum);
+    for (int d = ops::lane(); d < p.v_head_dim; d += kWarpSize) {
+      float total = 0.0f;
+      for (int i = 0; i < p.splits; ++i) {
+        float const part = ops::loadFloat(p.partial_output + (i * rows + number) * p.v_head_dim + d);
+        total = ops::multiplyAdd(part, expPrecise(lseOf(p, rows, number, i) - against), total);
+      }
+      ops::storeBits(output + d, bitsOfElement(total * multiplier));
+    }
+    if (p.lse != nullptr && ops::lane() == 0) {
+      float const lse = sum == 0.0f ? kNegativeInfinity : against + ops::log2Approx(sum) * kLn2;
+      ops::storeBits(p.lse + number, ops::bitsOf(lse));
+    }
+  }
+
+ private:
+  static FLASH_DEVICE float lseOf(ForwardParams const& p, int64_t rows, int64_t number, int split) {
+    return ops::loadFloat(p.partial_lse + split * rows + number);
+  }
+
+  static FLASH_DEVICE uint32_t bitsOfElement(float x) {
+    if constexpr (sizeof(Element) == 4) {
+      return ops::bitsOf(x);
+    } else {
+      return ops::packPair<Element>(x, 0.0f);
+    }
+  }
+};
+
+}  // namespace flash_export::kernels
