@@ -198,7 +198,11 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
     A checkpoint that keeps its weights under ``state_dict`` or ``model`` is taken apart.
     """
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=_can_mmap(path))
+        if path.name.endswith(".safetensors"):  # torch.load would go by that name; an open file has none
+            with path.open("rb") as file:
+                found = torch.load(file, map_location="cpu", weights_only=True)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=_can_mmap(path))
     except pickle.UnpicklingError as error:
         raise _unsafe_pickle(path, error) from None
     except Exception as error:  # a broken archive raises RuntimeError, EOFError, KeyError, struct.error and more

@@ -34,18 +34,21 @@ def options(source: str, **more: object) -> Options:
     return Options(source=Path(source), model="user_model:build", inputs=INPUT, **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
 @pytest.mark.parametrize("form", ["zip", "legacy", "safetensors", "nested"])
-def test_a_state_dict_fills_the_model_that_the_user_names(weights: dict[str, torch.Tensor], form: str) -> None:
+def test_a_state_dict_fills_the_model_that_the_user_names(
+    weights: dict[str, torch.Tensor], form: str, name: str
+) -> None:
     match form:
         case "zip":
-            torch.save(weights, "w.pt")
+            torch.save(weights, name)
         case "legacy":
-            torch.save(weights, "w.pt", _use_new_zipfile_serialization=False)
+            torch.save(weights, name, _use_new_zipfile_serialization=False)
         case "safetensors":
-            safetensors.torch.save_file(weights, "w.pt")
+            safetensors.torch.save_file(weights, name)
         case "nested":
-            torch.save({"epoch": 3, "state_dict": weights}, "w.pt")
-    loaded = load(options("w.pt"))
+            torch.save({"epoch": 3, "state_dict": weights}, name)
+    loaded = load(options(name))
     assert loaded.source_kind == "state_dict"
     assert loaded.module is not None
     assert not loaded.module.training
