@@ -56,51 +56,88 @@ def load_program(path: Path) -> ExportedProgram:
         UnsafeInput: something in it could run code.
         UnsupportedModel: this PyTorch cannot read it, for example because a newer one wrote it.
     """
-    reader = _open(path)
-    names = _members(reader, path)
-    _check_sizes(reader, names, path)
-    documents = {name: _json(reader, name, path) for name in names if name.endswith(".json")}
+    archive = _Archive(path)
+    names = _members(archive)
+    _check_sizes(archive, names)
+    documents = {name: _json(archive, name) for name in names if name.endswith(".json")}
     for name, document in documents.items():
         try:
             pt2_rules.check_document(document)
         except pt2_rules.Forbidden as error:
             raise _unsafe(path, name, str(error)) from None
-    pickles = {name for name in names if _PICKLE.fullmatch(name)} | _pickled_payloads(documents)
+    payloads = list(_payloads(documents, path))
+    pickles = {name for name in names if _PICKLE.fullmatch(name)}
+    pickles |= {member for member, payload in payloads if payload.get("use_pickle")}
     for name in sorted(pickles):
-        _check_pickle(reader, name, path)
-    _check_payloads(reader, documents, path)
-    if any("transformers.modeling_outputs." in reader.get_record(name).decode() for name in names if name in documents):
+        _check_pickle(archive, name)
+    for member, payload in payloads:
+        _check_payload(archive, member, payload)
+    if any(b"transformers.modeling_outputs." in archive.read(name) for name in documents):
         _import_output_classes()
     return _deserialize(path)
 
 
-def _open(path: Path) -> Any:
-    try:
-        reader = torch._C.PyTorchFileReader(str(path))
-        is_program = reader.get_record("archive_format") == b"pt2"
-    except RuntimeError as error:
-        if "serialized_exported_program.json" in str(error) or "failed finding" not in str(error).lower():
+class _Archive:
+    """PyTorch's own reader of the archive.
+
+    Raises:
+        UsageError: from every method, where the archive is no program's or is broken at that place.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._reader = torch._C.PyTorchFileReader(str(path))
+            is_program = self._reader.get_record("archive_format") == b"pt2"
+        except RuntimeError as error:
+            if "serialized_exported_program.json" not in str(error) and "failed finding" in str(error).lower():
+                raise self._damaged(error) from None
             is_program = False
-        else:
-            raise _broken(path, str(error).splitlines()[0][:200]) from None
-    if not is_program:
-        raise _broken(path, "an archive of another form, as torch before 2.8 wrote it, or a broken one")
-    return reader
+        if not is_program:
+            raise _broken(path, "an archive of another form, as torch before 2.8 wrote it, or a broken one")
+
+    def names(self) -> list[str]:
+        """Every member."""
+        try:
+            names: list[str] = self._reader.get_all_records()
+        except (RuntimeError, UnicodeDecodeError) as error:
+            raise self._damaged(error) from None
+        return names
+
+    def has(self, name: str) -> bool:
+        return bool(self._reader.has_record(name))
+
+    def size(self, name: str) -> int:
+        """Bytes of a member."""
+        try:
+            return int(self._reader.get_record_size(name))
+        except RuntimeError as error:
+            raise self._damaged(error) from None
+
+    def read(self, name: str) -> bytes:
+        """A member's content."""
+        try:
+            return bytes(self._reader.get_record(name))
+        except RuntimeError as error:
+            raise self._damaged(error) from None
+
+    def _damaged(self, error: Exception) -> UsageError:
+        return _broken(self.path, str(error).splitlines()[0][:200])
 
 
-def _members(reader: Any, path: Path) -> list[str]:
-    names: list[str] = reader.get_all_records()
+def _members(archive: _Archive) -> list[str]:
+    names = archive.names()
     for name in names:
         for prefix, what in _CODE.items():
             if name.startswith(prefix):
-                raise _unsafe(path, name, what)
+                raise _unsafe(archive.path, name, what)
         if not _PLAIN.fullmatch(name) and not _PICKLE.fullmatch(name):
-            raise _unsafe(path, name, "a member that no ExportedProgram needs")
+            raise _unsafe(archive.path, name, "a member that no ExportedProgram needs")
     models = [name for name in names if name.startswith("models/")]
     if len(models) != 1:
         raise UsageError(
             "the archive does not hold one program",
-            where=str(path),
+            where=str(archive.path),
             got=f"{len(models)} programs",
             need="one",
             do="save each program with torch.export.save in a file of its own",
@@ -108,56 +145,60 @@ def _members(reader: Any, path: Path) -> list[str]:
     return names
 
 
-def _check_sizes(reader: Any, names: list[str], path: Path) -> None:
-    total = sum(reader.get_record_size(name) for name in names)
-    if total > path.stat().st_size:
-        raise _unsafe(path, "its members", f"{total} bytes in a file of {path.stat().st_size}: compressed to inflate")
+def _check_sizes(archive: _Archive, names: list[str]) -> None:
+    total = sum(archive.size(name) for name in names)
+    size = archive.path.stat().st_size
+    if total > size:
+        raise _unsafe(archive.path, "its members", f"{total} bytes in a file of {size}: compressed to inflate")
 
 
-def _json(reader: Any, name: str, path: Path) -> Any:
-    if reader.get_record_size(name) > MAX_JSON_BYTES:
-        raise _unsafe(path, name, f"more than {MAX_JSON_BYTES} bytes of JSON")
+def _json(archive: _Archive, name: str) -> Any:
+    if archive.size(name) > MAX_JSON_BYTES:
+        raise _unsafe(archive.path, name, f"more than {MAX_JSON_BYTES} bytes of JSON")
     try:
-        return json.loads(reader.get_record(name))
-    except (ValueError, RecursionError, RuntimeError) as error:
-        raise _broken(path, f"{name}: {error}") from None
+        return json.loads(archive.read(name))
+    except (ValueError, RecursionError) as error:
+        raise _broken(archive.path, f"{name}: {error}") from None
 
 
-def _configs(documents: dict[str, Any]) -> Iterable[tuple[str, dict[str, Any]]]:
+def _payloads(documents: dict[str, Any], path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
     """(member, payload) of every weight and constant that the archive's configs list."""
     for name, document in documents.items():
         if not name.endswith("_config.json"):
             continue
+        config = document.get("config", {}) if isinstance(document, dict) else None
+        if not isinstance(config, dict) or not all(isinstance(payload, dict) for payload in config.values()):
+            raise _broken(path, f"{name} is no list of tensors")
         folder = name.rpartition("/")[0]
-        for payload in document.get("config", {}).values():
+        for payload in config.values():
             yield f"{folder}/{payload.get('path_name')}", payload
 
 
-def _pickled_payloads(documents: dict[str, Any]) -> set[str]:
-    return {member for member, payload in _configs(documents) if payload.get("use_pickle")}
-
-
-def _check_pickle(reader: Any, name: str, path: Path) -> None:
+def _check_pickle(archive: _Archive, name: str) -> None:
+    content = archive.read(name)
     try:
-        torch.load(io.BytesIO(reader.get_record(name)), map_location="cpu", weights_only=True)
+        torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise _unsafe(path, name, named_in_pickle(error)) from None
+        raise _unsafe(archive.path, name, named_in_pickle(error)) from None
     except Exception as error:
         # Whatever makes the weights-only load fail would make PyTorch fall back to full unpickling.
-        raise _unsafe(path, name, f"a pickle that a weights-only load rejects ({type(error).__name__})") from None
+        got = f"a pickle that a weights-only load rejects ({type(error).__name__})"
+        raise _unsafe(archive.path, name, got) from None
 
 
-def _check_payloads(reader: Any, documents: dict[str, Any], path: Path) -> None:
+def _check_payload(archive: _Archive, member: str, payload: dict[str, Any]) -> None:
     """A member without bytes stands for a tensor without elements: PyTorch would allocate whatever its sizes say."""
-    for member, payload in _configs(documents):
-        sizes = (payload.get("tensor_meta") or {}).get("sizes", [])
-        numbers = [size.get("as_int") for size in sizes]
-        if not all(type(number) is int and number >= 0 for number in numbers):
-            raise _unsafe(path, member, f"a weight of shape {numbers[:8]}")
-        if math.prod(numbers) and not reader.has_record(member):
-            raise _broken(path, f"{member} is missing")
-        if math.prod(numbers) and not reader.get_record_size(member):
-            raise _unsafe(path, member, f"a weight of shape {numbers[:8]} without data")
+    meta = payload.get("tensor_meta") or {}
+    sizes = meta.get("sizes", []) if isinstance(meta, dict) else None
+    if not isinstance(sizes, list) or not all(isinstance(size, dict) for size in sizes):
+        raise _broken(archive.path, f"{member} has no shape")
+    numbers = [size.get("as_int") for size in sizes]
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise _unsafe(archive.path, member, f"a weight of shape {numbers[:8]}")
+    if math.prod(numbers) and not archive.has(member):
+        raise _broken(archive.path, f"{member} is missing")
+    if math.prod(numbers) and not archive.size(member):
+        raise _unsafe(archive.path, member, f"a weight of shape {numbers[:8]} without data")
 
 
 def _import_output_classes() -> None:

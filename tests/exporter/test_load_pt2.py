@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import re
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 from exporter.torch_models import Attention, save_program
 
-from flash_export.errors import UsageError
+from flash_export.errors import UsageError, UserError
 from flash_export.load import load
 from flash_export.load_pt2 import load_program
 from flash_export.options import InputSpec, Options
@@ -101,3 +104,42 @@ def test_a_truncated_program_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "a.pt2").write_bytes(content[:-300])
     with pytest.raises(UsageError):
         load(Options(source=tmp_path / "a.pt2"))
+
+
+METHOD, COMPRESSED_SIZE, SIZE, OFFSET = 10, 20, 24, 42
+"""Where a record of a zip's table says how a member is packed, how large it is and where it lies (APPNOTE 4.3.12)."""
+
+
+def test_a_damaged_record_of_the_archives_table_is_never_a_bug_of_ours(tmp_path: Path) -> None:
+    save_program(tmp_path / "a.pt2")
+    content = (tmp_path / "a.pt2").read_bytes()
+    refused = 0
+    for i, record in enumerate(re.finditer(b"PK\x01\x02", content)):
+        damaged = bytearray(content)
+        damaged[record.start() + (METHOD, COMPRESSED_SIZE, OFFSET, METHOD, SIZE)[i % 5]] ^= 0xFF
+        (tmp_path / "b.pt2").write_bytes(damaged)
+        with contextlib.suppress(UserError):
+            load(Options(source=tmp_path / "b.pt2"))
+            continue
+        refused += 1
+    assert refused > 10
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "[]",
+        '{"config": []}',
+        '{"config": {"w": 3}}',
+        '{"config": {"w": {"tensor_meta": []}}}',
+        '{"config": {"w": {"tensor_meta": {"sizes": [5]}}}}',
+    ],
+)
+def test_a_config_of_another_form_is_a_usage_error(tmp_path: Path, config: str) -> None:
+    save_program(tmp_path / "a.pt2")
+    with zipfile.ZipFile(tmp_path / "a.pt2") as old, zipfile.ZipFile(tmp_path / "b.pt2", "w") as new:
+        for member in old.infolist():
+            changed = member.filename.endswith("weights_config.json")
+            new.writestr(member.filename, config if changed else old.read(member))
+    with pytest.raises(UsageError, match="cannot be read"):
+        load(Options(source=tmp_path / "b.pt2"))
