@@ -8,6 +8,7 @@ import inspect
 import pickle
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,8 +94,9 @@ def build_model(spec: str) -> torch.nn.Module:
         sys.path.insert(0, str(Path.cwd()))
     try:
         target: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        raise _wrong_model(where, str(error), f"a module that can be imported from {Path.cwd()}") from error
+    except _ANYTHING as error:
+        need = f"a module that can be imported from {Path.cwd()}"
+        raise _wrong_model(where, _raised(error), need) from error
     for part in attribute.split("."):
         if not hasattr(target, part):
             raise _wrong_model(where, f"no {part!r} in {target!r}", "a name that the module defines")
@@ -102,10 +104,25 @@ def build_model(spec: str) -> torch.nn.Module:
     if isinstance(target, torch.nn.Module):
         return target
     _check_callable(target, where)
-    built = target()
+    try:
+        built = target()
+    except _ANYTHING as error:
+        raise _wrong_model(where, _raised(error), "a callable that builds the module without an error") from error
     if not isinstance(built, torch.nn.Module):
         raise _wrong_model(where, f"a {type(built).__name__}", "a callable that returns a torch.nn.Module")
     return built
+
+
+_ANYTHING = (Exception, SystemExit)
+"""What the user's own code may raise; a script without ``if __name__ == "__main__"`` ends in SystemExit."""
+
+
+def _raised(error: BaseException) -> str:
+    """The exception, and the user's line that it comes from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "importlib" not in f.filename and f.filename != __file__]
+    at = f", raised at {own[-1].filename}:{own[-1].lineno}" if own else ""
+    return f"{type(error).__name__}: {str(error)[:300]}{at}"
 
 
 def _check_callable(target: Callable[..., object], where: str) -> None:

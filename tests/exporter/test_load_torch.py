@@ -110,6 +110,28 @@ def test_a_model_that_cannot_be_built_says_why(weights: dict[str, torch.Tensor],
     assert got in error.value.got
 
 
+@pytest.mark.parametrize(
+    ("at_import", "in_build", "got"),
+    [
+        ("", "raise RuntimeError('no table')", "RuntimeError: no table, raised at "),
+        ("", "import sys; sys.exit(3)", "SystemExit: 3"),
+        ("raise KeyError('lost')", "", "KeyError: 'lost', raised at "),
+        ("1 +", "", "SyntaxError: invalid syntax"),
+        ("import no_such_package", "", "ModuleNotFoundError: No module named 'no_such_package', raised at "),
+    ],
+)
+def test_whatever_the_users_own_code_raises_is_told_with_its_line(
+    weights: dict[str, torch.Tensor], at_import: str, in_build: str, got: str
+) -> None:
+    torch.save(weights, "w.pt")
+    Path("user_model.py").write_text(f"{at_import}\ndef build():\n    {in_build or 'pass'}\n")
+    with pytest.raises(UsageError, match="cannot be built") as error:
+        load(options("w.pt"))
+    assert error.value.got.startswith(got)
+    if "raised at" in got:
+        assert f"user_model.py:{3 if in_build else 1}" in error.value.got
+
+
 def test_a_class_that_takes_no_arguments_is_a_model(weights: dict[str, torch.Tensor]) -> None:
     torch.save(weights, "w.pt")
     assert load(Options(source=Path("w.pt"), model="user_model:Block", inputs=INPUT)).module is not None
