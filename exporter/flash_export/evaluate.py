@@ -224,5 +224,5 @@ def _elements(op_type: str, inputs: list[np.ndarray | None]) -> float:
     return math.prod(float(max(sizes)) for sizes in zip(*aligned, strict=True))
 
 
-_NOT_BROADCAST = frozenset("Concat Reshape Slice Split Squeeze Unsqueeze Transpose Trilu Flatten".split())
+_NOT_BROADCAST = ("Concat", "Reshape", "Slice", "Split", "Squeeze", "Unsqueeze", "Transpose", "Trilu", "Flatten")
 """Operators whose result is no larger than their inputs, which do not broadcast against one another."""

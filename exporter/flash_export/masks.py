@@ -44,7 +44,7 @@ def uniform(value: ir.Value, evaluator: Evaluator) -> float | None:
     if g.is_op(node, "ConstantOfShape"):
         assert node is not None
         attribute = node.attributes.get("value")
-        return 0.0 if attribute is None else float(attribute.as_tensor().numpy().reshape(-1)[0])
+        return 0.0 if attribute is None else float(g.tensor_of(attribute).numpy().reshape(-1)[0])
     if node is not None and g.is_op(node, "Expand", "Reshape", "Identity", "Unsqueeze", "Squeeze", "Transpose", "Cast"):
         source = node.inputs[0]
         return None if source is None else uniform(source, evaluator)
@@ -132,7 +132,7 @@ def _place(term: Term, others: list[Term], plan: MaskPlan, prover: _Prover) -> N
     hidden = term if isinstance(term, Hidden) else _as_hidden(term, prover.evaluator)
     if hidden is None:
         assert isinstance(term, Added)
-        band = prover.added_band(term.value, term.factor)
+        band = prover.added_band(term.value, term.factor) if prover.aligned(term) else None
         if band is not None and (band[0].hides_nothing or _may_hide(band[0], band[1], others, plan, prover)):
             plan.band = _joined(plan.band, band[0])
             return
@@ -140,11 +140,11 @@ def _place(term: Term, others: list[Term], plan: MaskPlan, prover: _Prover) -> N
         return
     kept: list[Literal] = []
     for literal in conjuncts(Literal(hidden.condition, hidden.keep)):
-        found = prover.literal_band(literal)
+        found = prover.literal_band(literal) if prover.aligned(term) else None
         if found is not None and found.hides_nothing:
             continue
         kept.append(literal)
-    bands = [prover.literal_band(literal) for literal in kept]
+    bands = [prover.literal_band(literal) if prover.aligned(term) else None for literal in kept]
     if hidden.fill == -np.inf:
         for literal, found in zip(tuple(kept), bands, strict=True):
             if found is not None and _may_hide(found, hidden.fill, others, plan, prover):
@@ -211,7 +211,7 @@ def _narrower(a: int | None, b: int | None) -> int | None:
 
 def _flattened(term: Term, prover: _Prover) -> list[Term]:
     """An added sum of masks as its summands, when that lets one of them leave the tensor."""
-    if not isinstance(term, Added):
+    if not isinstance(term, Added) or not prover.aligned(term):
         return [term]
     node = term.value.producer()
     if not g.is_op(node, "Add"):
@@ -275,8 +275,13 @@ class _Prover:
         self._proofs = region.proofs
         self._rows = region.shapes.normal(size_of(attention.rows))
         self._columns = region.shapes.normal(size_of(attention.columns))
+        self._axes = [leaves(attention.rows), leaves(attention.columns)]
         self.overridden = False
         """Whether a term behind the one being placed may show again what that one hides."""
+
+    def aligned(self, term: Term) -> bool:
+        """Whether the scores that the term stands beside end in queries and keys: a band is one of those two."""
+        return [leaves(axis) for axis in term.axes[-2:]] == self._axes
 
     def literal_band(self, literal: Literal) -> Band | None:
         """The band that a boolean part is, proven; None when it depends on data or is no band."""
@@ -318,6 +323,8 @@ class _Prover:
 
     def harmless(self, term: Term) -> bool:
         """True for a term that cannot hide a row by itself: a band with full rows, or numbers of ordinary size."""
+        if not self.aligned(term):
+            return False
         if isinstance(term, Hidden):
             bands = [self.literal_band(part) for part in conjuncts(Literal(term.condition, term.keep))]
             return all(b is not None and b.hides_nothing for b in bands)

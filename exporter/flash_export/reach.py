@@ -52,7 +52,7 @@ def landmarks(value: ir.Value, evaluator: Evaluator) -> tuple[list[int], int] | 
             offset += float(numbers.sum())
             marks.update(int(n) for n in numbers if n > 1)
             if node.op_type in ("Mul", "Div", "Mod", "Range"):
-                steps = [max(n, 1 / n) for n in numbers if 1 / UNREACHED < n]
+                steps = [max(n, 1 / n) for n in numbers if n > 1 / UNREACHED]
                 factor *= math.prod(steps)
                 marks.update(int(n) for n in steps if n > 1)
     except NotEvaluable:
@@ -70,7 +70,7 @@ def _numbers(array: np.ndarray) -> list[float]:
 
 
 def _attributes(node: ir.Node) -> list[np.ndarray]:
-    """The numbers that stand in a node itself: the value of ConstantOfShape, the diagonal of EyeLike, bounds of Clip."""
+    """The numbers that stand in a node itself: the value of ConstantOfShape, the diagonal of EyeLike."""
     result = []
     for name, attribute in node.attributes.items():
         if attribute.type == ir.AttributeType.TENSOR:

@@ -460,3 +460,57 @@ def test_a_mask_that_would_fill_the_memory_stays_in_the_graph() -> None:
     assert causal(site) == "top_left"
     assert site.bias_shape is not None
     assert time.monotonic() - start < 20
+
+
+KEYS_FIRST = (
+    "qt = Transpose <perm = [0, 1, 3, 2]> (q)\n scores = MatMul (k, qt)\n scaled = Mul (scores, scale)\n"
+    "i_ = Transpose <perm = [1, 0]> (i)\n j_ = Transpose <perm = [1, 0]> (j)\n keep = {keep}\n"
+    "masked = Where (keep, scaled, hidden)\n probs_ = Softmax <axis = -2> (masked)\n"
+    "probs = Transpose <perm = [0, 1, 3, 2]> (probs_)\n out = MatMul (probs, v)\n"
+)
+
+
+@pytest.mark.parametrize("keep", ["LessOrEqual (j_, i_)", "LessOrEqual (i_, j_)"])
+def test_a_mask_on_scores_that_stand_keys_first_is_not_read_queries_first(keep: str) -> None:
+    proto = graphs.model(graphs.LENGTHS + KEYS_FIRST.format(keep=keep))
+    fused, sites = fuse(proto)
+    assert only(sites).status == "fused", only(sites).reason
+    for sizes in SQUARE:
+        expected, got = both(proto, fused, numbers(sizes))
+        np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
+def test_a_triangle_over_heads_and_keys_is_not_causal() -> None:
+    triangle = np.where(np.tri(4, dtype=bool), 0, -np.inf).astype(np.float32)
+    proto = graphs.model(
+        "kt = Transpose <perm = [0, 1, 3, 2]> (k)\n scores = MatMul (q, kt)\n turned = Transpose <perm = [0, 2, 1, 3]>"
+        " (scores)\n scaled = Mul (turned, scale)\n masked = Add (scaled, m)\n p = Softmax <axis = -1> (masked)\n"
+        "probs = Transpose <perm = [0, 2, 1, 3]> (p)\n out = MatMul (probs, v)\n",
+        inputs="float[B, 4, 4, 8] q, float[B, 4, 4, 8] k, float[B, 4, 4, 8] v, float[4, 4] m",
+        outputs="float[B, 4, 4, 8] out",
+    )
+    proto.graph.input.remove(proto.graph.input[3])
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(triangle, "m"))
+    fused, sites = fuse(proto)
+    assert causal(only(sites)) == "none"
+    expected, got = both(proto, fused, numbers({"B": 2, "S": 4, "T": 4}))
+    np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
+def test_a_scale_that_grows_with_the_length_is_no_number() -> None:
+    """max(1, log(T) / log(512)) is 1 at every length that a quick test would try."""
+    lines = (
+        "f = Cast <to = 1> (columns)\n l = Log (f)\n d = Div (l, log512)\n r = Max (d, one)\n masked = Mul (scaled, r)"
+    )
+    proto = attention(lines, constants=graphs.CONSTANTS + ", float log512 = {6.2383246}, float one = {1}")
+    fused, sites = fuse(proto)
+    assert only(sites).status == "refused"
+    assert only(sites).reason is not None
+    assert only(sites).reason.code == "scale_not_scalar"
+
+
+def test_a_tanh_of_a_tanh_is_no_soft_cap() -> None:
+    proto = attention(
+        "a = Tanh (scaled)\n b = Tanh (a)\n masked = Mul (b, five)", constants=graphs.CONSTANTS + ", float five = {5}"
+    )
+    assert graphs.code(proto) == "softcap_form"

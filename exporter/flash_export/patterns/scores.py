@@ -277,6 +277,8 @@ def _tanh(node: ir.Node, region: Region) -> list[Step]:
 
     def effect(e: Expression) -> None:
         e.refuse_after_sink(node)
+        if e.inside_tanh:
+            raise Refused("softcap_form", "a tanh lies inside the tanh of the soft cap", node, "cap the scores once")
         if e.terms or e.softcap:
             raise Refused(
                 "softcap_form",
