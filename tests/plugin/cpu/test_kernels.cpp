@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU's kernels in fp32 on tensors with guards around their rows, judged by the tolerance rule. A program
+// of its own, so that it also runs where Python does not: compiled for another processor, in an emulator.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "attention.h"
+#include "reference.h"
+
+namespace {
+
+using flash_export::cpu::Kernels;
+using reference::Problem;
+
+constexpr int64_t kGap = 3;  // elements behind every row, so that nothing is aligned
+constexpr float kGuard = NAN;
+
+std::vector<Problem> problems() {
+  Problem basic;
+  basic.heads_q = 4, basic.heads_kv = 2;
+  basic.seqlen_q = 67, basic.seqlen_kv = 141;
+  basic.head_dim = basic.v_head_dim = 64;
+  basic.scale = 0.3;
+  std::vector<Problem> all(8, basic);
+  all[1].causal = true;
+  all[2].causal = all[2].bottom_right = true;
+  all[2].head_dim = 37, all[2].v_head_dim = 51;
+  all[3].batch = 2, all[3].window_left = 40, all[3].window_right = 3;
+  all[3].kv_lengths = {90, 5};
+  all[4].softcap = 3.0, all[4].bias = {0};
+  all[5].causal = true, all[5].bias = {0}, all[5].sinks = {0};
+  all[6].seqlen_q = 1, all[6].seqlen_kv = 700, all[6].bias = {0};
+  all[6].head_dim = 129, all[6].v_head_dim = 7;
+  all[7].seqlen_q = 200, all[7].head_dim = all[7].v_head_dim = 1;
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal(0.0f, 1.0f);
+  for (Problem& p : all) {
+    auto const fill = [&](std::vector<float>& to, int64_t count) {
+      to.resize(size_t(count));
+      for (float& x : to) x = normal(random);
+    };
+    fill(p.query, p.batch * p.heads_q * p.seqlen_q * p.head_dim);
+    fill(p.key, p.batch * p.heads_kv * p.seqlen_kv * p.head_dim);
+    fill(p.value, p.batch * p.heads_kv * p.seqlen_kv * p.v_head_dim);
+    if (!p.bias.empty()) fill(p.bias, p.batch * p.heads_q * p.seqlen_q * p.seqlen_kv);
+    if (!p.sinks.empty()) fill(p.sinks, p.heads_q);
+  }
+  return all;
+}
+
+// Heads-first rows with a gap of guards behind each.
+struct Rows {
+  Rows(int64_t batch, int64_t heads, int64_t rows, int64_t dim, std::vector<float> const& dense)
+      : mDim(dim), mStorage(size_t(batch * heads * rows * (dim + kGap)), kGuard) {
+    view = {mStorage.data(), heads * rows * (dim + kGap), rows * (dim + kGap), dim + kGap};
+    for (size_t i = 0; i < dense.size(); ++i) mStorage[place(i)] = dense[i];
+  }
+  std::vector<float> dense() const {
+    std::vector<float> out(mStorage.size() / size_t(mDim + kGap) * size_t(mDim));
+    for (size_t i = 0; i < out.size(); ++i) out[i] = mStorage[place(i)];
+    return out;
+  }
+  bool guardsHold() const {
+    size_t const row = size_t(mDim + kGap);
+    for (size_t i = 0; i < mStorage.size(); ++i) {
+      if (i % row >= size_t(mDim) && !std::isnan(mStorage[i])) return false;
+    }
+    return true;
+  }
+
+  FlashTensor view;
+
+ private:
+  size_t place(size_t i) const { return i / size_t(mDim) * size_t(mDim + kGap) + i % size_t(mDim); }
+
+  int64_t mDim;
+  std::vector<float> mStorage;
+};
+
+void runHere(void*, void (*body)(void*, size_t), size_t count, void* user) {
+  for (size_t i = 0; i < count; ++i) body(user, i);
+}
+
+// "" or what is wrong.
+std::string run(Problem const& p, Kernels const& kernels) {
+  Rows query(p.batch, p.heads_q, p.seqlen_q, p.head_dim, p.query);
+  Rows key(p.batch, p.heads_kv, p.seqlen_kv, p.head_dim, p.key);
+  Rows value(p.batch, p.heads_kv, p.seqlen_kv, p.v_head_dim, p.value);
+  Rows output(p.batch, p.heads_q, p.seqlen_q, p.v_head_dim, {});
+  std::vector<float> lse(size_t(p.batch * p.heads_q * p.seqlen_q), kGuard);
+
+  FlashAttentionArgs args{};
+  args.batch = int32_t(p.batch), args.q_num_heads = int32_t(p.heads_q),
+  args.kv_num_heads = int32_t(p.heads_kv);
+  args.seqlen_q = p.seqlen_q, args.seqlen_kv = p.seqlen_kv;
+  args.head_dim = int32_t(p.head_dim), args.v_head_dim = int32_t(p.v_head_dim);
+  args.query = query.view, args.key = key.view, args.value = value.view, args.output = output.view;
+  args.scale = float(p.scale), args.softcap = float(p.softcap);
+  args.causal = p.causal, args.diagonal = p.bottom_right;
+  args.window_left = int32_t(p.window_left), args.window_right = int32_t(p.window_right);
+  args.lse = lse.data();
+  if (!p.bias.empty()) {
+    int64_t const strides[] = {p.heads_q * p.seqlen_q * p.seqlen_kv, p.seqlen_q * p.seqlen_kv, p.seqlen_kv,
+                               1};
+    args.bias = p.bias.data();
+    std::copy(strides, strides + 4, args.bias_stride);
+  }
+  if (!p.kv_lengths.empty()) args.kv_lengths = p.kv_lengths.data(), args.kv_lengths_stride = 1;
+  if (!p.sinks.empty()) args.sinks = p.sinks.data(), args.sinks_stride = 1;
+  flash_export::cpu::attention(args, {nullptr, runHere}, kernels);
+
+  if (!output.guardsHold()) return "an element beside the output was written";
+  reference::Result const truth = reference::attention<double>(p);
+  for (size_t i = 0; i < lse.size(); ++i) {
+    if (lse[i] != truth.lse[i] && !(std::fabs(lse[i] - truth.lse[i]) <= 1e-3)) return "the lse differs";
+  }
+  return reference::judge(output.dense(), truth.output, reference::attention<float>(p).output);
+}
+
+// Every problem with `kernels` as they choose, in tiles alone and in slices alone; returns the failures.
+int runAll(Kernels kernels) {
+  int failed = 0;
+  std::vector<Problem> const all = problems();
+  for (int slice_rows : {kernels.slice_rows, 0, 1 << 20}) {
+    kernels.slice_rows = slice_rows;
+    for (size_t i = 0; i < all.size(); ++i) {
+      std::string const wrong = run(all[i], kernels);
+      if (wrong.empty()) continue;
+      std::printf("FAILED problem %zu with %s, slices up to %d rows: %s\n", i, kernels.name, slice_rows,
+                  wrong.c_str());
+      ++failed;
+    }
+  }
+  std::printf("%s: %d failed\n", kernels.name, failed);
+  return failed;
+}
+
+}  // namespace
+
+int main() {
+  int failed = 0;
+  for (char const* name : {"plain", "avx2", "avx512"}) {
+    Kernels const* const kernels = flash_export::cpu::kernelsNamed(name);
+    if (kernels == nullptr) {
+      std::printf("skipped %s: this processor does not run it\n", name);
+    } else {
+      failed += runAll(*kernels);
+    }
+  }
+  return failed == 0 ? 0 : 1;
+}
