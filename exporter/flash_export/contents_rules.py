@@ -108,7 +108,7 @@ def _contents_constant_of_shape(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | N
     if target is None or len(target) != 1 or target[0].static is None or target[0].static > MAX_CONTENTS:
         return None
     attribute = node.attributes.get("value")
-    array = np.zeros(1) if attribute is None else attribute.as_tensor().numpy()
+    array = np.zeros(1) if attribute is None else g.tensor_of(attribute).numpy()
     if array.dtype.kind not in "iub":
         return None
     return (Dim.of(int(array.reshape(-1)[0])),) * target[0].static

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import cast
 
 import numpy as np
 import onnx_ir as ir
@@ -43,10 +44,16 @@ def constant(value: ir.Value | None) -> np.ndarray | None:
     return np.asarray(tensor.numpy())
 
 
+def tensor_of(attribute: ir.Attr) -> ir.TensorProtocol:
+    """The tensor of a TENSOR attribute; onnx_ir's own accessor checks the whole protocol at every call."""
+    assert attribute.type == ir.AttributeType.TENSOR
+    return cast("ir.TensorProtocol", attribute.value)
+
+
 def _constant_node(node: ir.Node) -> np.ndarray | None:
     for name, attribute in node.attributes.items():
         if name == "value":
-            tensor = attribute.as_tensor()
+            tensor = tensor_of(attribute)
             return None if tensor.size > MAX_CONSTANT_ELEMENTS else np.asarray(tensor.numpy())
         if name in ("value_float", "value_floats"):
             return np.asarray(attribute.value, dtype=np.float32)

@@ -99,6 +99,15 @@ def _reshape(s: Shapes, node: ir.Node) -> list[Shape | None]:
     return [reshape_target(s, node)]
 
 
+def _flatten(s: Shapes, node: ir.Node) -> list[Shape | None]:
+    shape = s.shape(node.inputs[0])
+    if shape is None:
+        return [None]
+    axis = g.int_attribute(node, "axis", 1)
+    axis += len(shape) if axis < 0 else 0
+    return [(math.prod(shape[:axis], start=ONE), math.prod(shape[axis:], start=ONE))]
+
+
 def _unsqueeze(s: Shapes, node: ir.Node) -> list[Shape | None]:
     shape, axes = s.shape(node.inputs[0]), g.axes_of(node)
     if shape is None or axes is None:
@@ -254,6 +263,7 @@ SHAPE_RULES: dict[str, Callable[[Shapes, ir.Node], list[Shape | None]]] = {
     "Gemm": _gemm,
     "Transpose": _transpose,
     "Reshape": _reshape,
+    "Flatten": _flatten,
     "Unsqueeze": _unsqueeze,
     "Squeeze": _squeeze,
     "Expand": _expand,

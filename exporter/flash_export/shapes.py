@@ -153,7 +153,7 @@ class Shapes:
         if node.op_type in ("Constant", "ConstantOfShape"):
             attribute = node.attributes.get("value")
             if attribute is not None:
-                return attribute.as_tensor().dtype
+                return g.tensor_of(attribute).dtype
             return ir.DataType.INT64 if {"value_int", "value_ints"} & set(node.attributes) else ir.DataType.FLOAT
         if node.op_type in _BOOLEAN:
             return ir.DataType.BOOL

@@ -69,6 +69,12 @@ def test_gathered_elements_have_the_shape_of_their_indices_and_tiles_that_of_the
     assert (found["g"], found["y"]) == ("(B, 3)", "(B, 6)")
 
 
+@pytest.mark.parametrize(("axis", "shape"), [(1, "(B, 4*S)"), (-1, "(B*S, 4)"), (0, "(1, 4*B*S)"), (3, "(4*B*S, 1)")])
+def test_a_flattened_tensor_has_two_axes(axis: int, shape: str) -> None:
+    known = shapes(f"y = Flatten <axis = {axis}> (x)\n", "float[B, S, 4] x", "float[M, N] y", "int64 unused = {0}")
+    assert known["y"] == shape
+
+
 def test_two_names_that_met_in_a_product_are_one_length() -> None:
     known = Shapes(ir.from_proto(model("y = Relu (x)\n", inputs="float[B] x", outputs="float[B] y")).graph)
     known.unify(B, S)

@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Times find and rewrite on GPT-2 graphs of 12 to 96 layers: seconds, and how they grow with the layers.
+
+The graph is the legacy exporter's for GPT-2: one packed projection, a padded causal mask computed from lengths, shapes
+computed in the graph. Medians over five fresh loads of the same file; process time, one thread.
+
+    python benchmarks/find_speed.py            # rewrites the table in docs/performance.md, under a minute
+    python benchmarks/find_speed.py --check    # only prints it
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import statistics
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import onnx_ir as ir
+import torch
+import transformers
+
+from flash_export.find import find
+from flash_export.rewrite import rewrite
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
+BEGIN, END = "<!-- find-table:begin -->", "<!-- find-table:end -->"
+LAYERS = (12, 24, 48, 96)
+REPEATS = 5
+
+
+class Encoder(torch.nn.Module):
+    """GPT-2 without its cache, its inputs by position."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        config = transformers.GPT2Config(n_layer=layers, n_head=2, n_embd=8, vocab_size=11, use_cache=False)
+        self.model = transformers.GPT2Model._from_config(config, attn_implementation="eager").eval()
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+
+
+def export(layers: int, path: Path) -> None:
+    """Writes the graph; tiny widths, since only the number of nodes counts."""
+    inputs = (torch.ones(2, 7, dtype=torch.long), torch.ones(2, 7, dtype=torch.long))
+    axes = {name: {0: "batch", 1: "seq"} for name in ("ids", "mask")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            Encoder(layers),
+            inputs,
+            str(path),
+            dynamo=False,
+            opset_version=17,
+            input_names=["ids", "mask"],
+            dynamic_axes=axes,
+        )
+
+
+def measure(path: Path, layers: int) -> tuple[int, float, float]:
+    """Nodes, and the median seconds of find and of rewrite."""
+    nodes, found, rewritten = 0, [], []
+    for _ in range(REPEATS):
+        model = ir.load(path)
+        nodes = model.graph.num_nodes()
+        start = time.process_time()
+        sites = find(model)
+        middle = time.process_time()
+        count = rewrite(model, sites)
+        found.append(middle - start)
+        rewritten.append(time.process_time() - middle)
+        assert count == layers, [site.reason for site in sites]
+    return nodes, statistics.median(found), statistics.median(rewritten)
+
+
+def main() -> None:
+    """Measures every size and writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="print the table and leave the page alone")
+    arguments = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
+    rows = ["| layers | nodes | find, s | rewrite, s | ms a layer |", "|---|---|---|---|---|"]
+    with tempfile.TemporaryDirectory() as folder:
+        for layers in LAYERS:
+            path = Path(folder) / "gpt2.onnx"
+            export(layers, path)
+            nodes, found, rewritten = measure(path, layers)
+            each = 1000 * (found + rewritten) / layers
+            rows.append(f"| {layers} | {nodes:,} | {found:.2f} | {rewritten:.2f} | {each:.1f} |")
+            print(rows[-1], flush=True)
+    if not arguments.check:
+        text = PAGE.read_text()
+        table = "\n".join([BEGIN, *rows, END])
+        PAGE.write_text(re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: table, text, flags=re.DOTALL))
+
+
+if __name__ == "__main__":
+    main()
