@@ -3,7 +3,8 @@
 """Checks and times the built plugin on this machine's GPU, through its TensorRT interface; see gpu_check.sh.
 
 Correct: every row of the operator's contract and a few larger ones, enqueued plainly and replayed from a captured CUDA
-graph, against float64 by the contract's tolerance rule. Fast: three shapes beside PyTorch's SDPA, measured in turns.
+graph, against float64 by the contract's tolerance rule; and a batch past 2^31 elements. Fast: prefill and decoding
+beside PyTorch's SDPA, measured in turns.
 Exits 1 if a number is wrong.
 """
 
@@ -47,38 +48,67 @@ FEW = ["fp16_top_left", "bf16_bottom_right", "gqa_fp32", "bias_of_keys", "length
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
-    """What is timed; heads first, as PyTorch's SDPA takes it."""
+    """What is timed; heads first, as PyTorch's SDPA takes it. One query is a step of decoding: it sees every key."""
 
     dtype: str
     batch: int
     heads: int
-    seqlen: int
+    heads_kv: int
+    seqlen_q: int
+    seqlen_kv: int
     head_dim: int
     causal: bool
 
     def __str__(self) -> str:
-        mask = "causal" if self.causal else "full"
-        return f"{self.dtype} {mask} B{self.batch} H{self.heads} S{self.seqlen} D{self.head_dim}"
+        mask = "decode" if self.decodes else "causal" if self.causal else "full"
+        heads = f"H{self.heads}" if self.heads == self.heads_kv else f"H{self.heads}/{self.heads_kv}"
+        return f"{self.dtype} {mask} B{self.batch} {heads} S{self.seqlen_kv} D{self.head_dim}"
+
+    @property
+    def decodes(self) -> bool:
+        """Whether reading the keys and values is the work."""
+        return self.seqlen_q == 1
 
     @property
     def flop(self) -> float:
         """Operations of the two products; half of them where causal, as papers count."""
-        return 4.0 * self.batch * self.heads * self.seqlen**2 * self.head_dim / (2 if self.causal else 1)
+        products = 4.0 * self.batch * self.heads * self.seqlen_q * self.seqlen_kv * self.head_dim
+        return products / (2 if self.causal else 1)
+
+    @property
+    def kv_bytes(self) -> float:
+        """Keys and values, each read once."""
+        return 2.0 * self.batch * self.heads_kv * self.seqlen_kv * self.head_dim * (4 if self.dtype == "fp32" else 2)
+
+    def rate(self, ms: float) -> str:
+        """What a call that takes so long does: GB/s of keys and values while decoding, else TFLOP/s."""
+        return f"{self.kv_bytes / ms / 1e6:9.1f} GB/s   " if self.decodes else f"{self.flop / ms / 1e9:9.1f} TFLOP/s"
 
     def case(self) -> Case:
         """The operator that computes it."""
-        return Case(name=str(self), dtype=self.dtype, batch=self.batch, heads_q=self.heads, heads_kv=self.heads,
-                    seqlen_q=self.seqlen, seqlen_kv=self.seqlen, head_dim=self.head_dim, layout=1,
+        return Case(name=str(self), dtype=self.dtype, batch=self.batch, heads_q=self.heads, heads_kv=self.heads_kv,
+                    seqlen_q=self.seqlen_q, seqlen_kv=self.seqlen_kv, head_dim=self.head_dim, layout=1,
                     causal=int(self.causal))  # fmt: skip
 
 
+def prefill(dtype: str, seqlen: int, head_dim: int, *, causal: bool) -> Shape:
+    """16,384 tokens in sequences of ``seqlen``, heads of 2,048 numbers together: as papers time it."""
+    heads = 2048 // head_dim
+    return Shape(dtype, 16384 // seqlen, heads, heads, seqlen, seqlen, head_dim, causal)
+
+
 TIMED = [
-    Shape("fp16", 2, 16, 4096, 128, True),
-    Shape("bf16", 2, 16, 4096, 128, False),
-    Shape("fp16", 8, 16, 1024, 64, True),
+    *(prefill("fp16", s, d, causal=c) for d in (64, 128) for c in (True, False) for s in (512, 2048, 16384)),
+    prefill("bf16", 4096, 128, causal=True),
+    Shape("fp16", 1, 32, 8, 1, 16384, 128, False),
+    Shape("fp16", 16, 32, 8, 1, 4096, 128, False),
+    Shape("fp16", 1, 16, 16, 1, 65536, 64, False),
 ]
 CALLS_A_TURN = 5
-TIMED_ON_HOST = [Shape("fp16", 1, 1, 65, 16, True)]
+TIMED_ON_HOST = [Shape("fp16", 1, 1, 1, 65, 65, 16, True), Shape("fp16", 1, 4, 2, 1, 133, 16, False)]
+FAR_BATCHES = 8193
+"""Of 16 heads of 128 x 128 numbers: the first such batch that starts past 2^31 elements is the last."""
+FAR_BYTES = 20 << 30
 
 
 class Device:
@@ -227,15 +257,19 @@ def time_shape(device: Device, shape: Shape, rounds: int) -> dict[str, Any]:
 
     Each turn replays a CUDA graph of several calls: what the host needs to start them is not measured.
     """
-    dims = (shape.batch, shape.heads, shape.seqlen, shape.head_dim)
-    query, key, value = (device.normal(dims, shape.dtype, seed) for seed in (1, 2, 3))
+    dims = (shape.batch, shape.heads, shape.seqlen_q, shape.head_dim)
+    kv_dims = (shape.batch, shape.heads_kv, shape.seqlen_kv, shape.head_dim)
+    query = device.normal(dims, shape.dtype, 1)
+    key, value = (device.normal(kv_dims, shape.dtype, seed) for seed in (2, 3))
     output = device.filled(dims, shape.dtype)
     calls: dict[str, Callable[[], Any]] = {"plugin": device.call(shape.case(), [query, key, value], [output])}
     for name, context in rivals(device):
 
         def attend(context: Callable[[], AbstractContextManager] = context) -> None:
             with context():
-                torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=shape.causal)
+                torch.nn.functional.scaled_dot_product_attention(
+                    query, key, value, is_causal=shape.causal, enable_gqa=shape.heads != shape.heads_kv
+                )
 
         calls[name] = attend
     turns = {}
@@ -254,7 +288,25 @@ def time_shape(device: Device, shape: Shape, rounds: int) -> dict[str, Any]:
                 times[name].append(elapsed)
     medians = {name: statistics.median(values) for name, values in times.items()}
     wrong = why_end_wrong(shape, query, key, value, output)
-    return {"shape": str(shape), "flop": shape.flop, "ms": medians, "wrong": wrong}
+    rates = {name: shape.rate(ms) for name, ms in medians.items()}
+    return {"shape": str(shape), "ms": medians, "rates": rates, "wrong": wrong}
+
+
+def why_far_wrong(device: Device, batches: int) -> list[str]:
+    """Whether the last of many batches, past 2^31 elements on a GPU, has the bits that it has alone."""
+    case = Case(name="far", dtype="fp16", batch=batches, heads_q=16, heads_kv=16, seqlen_q=128, seqlen_kv=128,
+                head_dim=128, layout=1)  # fmt: skip
+    if not device.gpu:
+        case = dataclasses.replace(case, heads_q=2, heads_kv=2, seqlen_q=16, seqlen_kv=16)
+    dims = (batches, case.heads_q, case.seqlen_q, case.head_dim)
+    inputs = [device.normal(dims, "fp16", seed) for seed in (1, 2, 3)]
+    output = device.filled(dims, "fp16")
+    device.call(case, inputs, [output])()
+    alone = device.filled((1, *dims[1:]), "fp16")
+    device.call(dataclasses.replace(case, batch=1), [t[-1:] for t in inputs], [alone])()
+    device.wait()
+    same = bool(torch.equal(output[-1:], alone)) and bool(torch.isfinite(alone).all())
+    return [] if same else [f"batch {batches - 1} of {batches} differs from the same batch alone"]
 
 
 def print_times(rows: list[dict[str, Any]], device: Device) -> None:
@@ -265,7 +317,7 @@ def print_times(rows: list[dict[str, Any]], device: Device) -> None:
         print(f"  {row['shape']}")
         for name, ms in row["ms"].items():
             beside = "" if name == "plugin" else f"   plugin is {ms / ours:5.2f} x as fast"
-            print(f"    {name:<12}{ms:10.3f} ms {row['flop'] / ms / 1e9:9.1f} TFLOP/s{beside}")
+            print(f"    {name:<12}{ms:10.3f} ms {row['rates'][name]}{beside}")
         for reason in row["wrong"]:
             print(f"    WRONG: {reason}")
 
@@ -284,6 +336,11 @@ def main() -> int:
     device = Device(arguments.build.resolve(), gpu=not arguments.without_gpu)
     cases = [*CASES, *LARGE] if device.gpu else [case for case in CASES if case.name in FEW]
     wrong = check_all(device, cases)
+    large_enough = device.gpu and torch.cuda.mem_get_info()[0] > FAR_BYTES
+    if device.gpu and not large_enough:
+        print(f"no {FAR_BYTES / 2**30:.0f} GiB are free here: tensors past 2^31 elements are not tried")
+    if reasons := why_far_wrong(device, FAR_BATCHES if large_enough else 3):
+        wrong["far"] = reasons
     rows = [time_shape(device, s, 15 if device.gpu else 1) for s in (TIMED if device.gpu else TIMED_ON_HOST)]
     print_times(rows, device)
     if arguments.json:

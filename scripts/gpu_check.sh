@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Shows on one machine with an NVIDIA GPU that the plugin computes the right numbers there and how fast, in under
-# 4 minutes: builds the kernels for that GPU alone, then runs gpu_check.py. Downloads nothing where the TensorRT headers
+# 6 minutes: builds the kernels for that GPU alone, then runs gpu_check.py. Downloads nothing where the TensorRT headers
 # are in TENSORRT_ROOT or in build/native/tensorrt_headers (a build on another machine leaves them there).
 #
 #   scripts/gpu_check.sh [--without-gpu] [--build FOLDER] [--json FILE]

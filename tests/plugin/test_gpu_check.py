@@ -35,7 +35,9 @@ def test_it_runs_without_a_gpu(repo_root: Path, native_build: Path, tmp_path: Pa
     found = json.loads(report.read_text())
     assert found["cases"] >= 7
     assert found["wrong"] == {}
-    assert [set(row["ms"]) for row in found["times"]] == [{"plugin", "PyTorch"}]
+    assert [set(row["ms"]) for row in found["times"]] == [{"plugin", "PyTorch"}] * 2
+    assert "TFLOP/s" in found["times"][0]["rates"]["plugin"]
+    assert "GB/s" in found["times"][1]["rates"]["plugin"]
 
 
 def test_it_ends_with_5_where_it_needs_a_gpu_and_finds_none(repo_root: Path, tmp_path: Path) -> None:
@@ -76,3 +78,17 @@ def test_wrong_numbers_are_noticed(
     assert row["wrong"] != []
     gpu_check.print_times([row], device)
     assert "WRONG: max error" in capsys.readouterr().out
+
+
+def test_a_batch_that_differs_from_itself_alone_is_noticed(
+    repo_root: Path, native_build: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(repo_root / "scripts"))
+    import gpu_check
+
+    class Faulty(gpu_check.Device):
+        def call(self, case, inputs, outputs):  # type: ignore[no-untyped-def]
+            return super().call(dataclasses.replace(case, scale=0.1 if case.batch == 1 else 0.2), inputs, outputs)
+
+    assert gpu_check.why_far_wrong(gpu_check.Device(native_build, gpu=False), 3) == []
+    assert "batch 2 of 3 differs" in gpu_check.why_far_wrong(Faulty(native_build, gpu=False), 3)[0]
