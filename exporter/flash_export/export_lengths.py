@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from flash_export.draw import draw_inputs
+from flash_export.draw import draw_inputs, dynamic_dims
 from flash_export.errors import UnsupportedModel, UsageError
 
 Reference = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
@@ -66,11 +66,13 @@ def refuse_fixed_lengths(
 
 
 def _sizes(model: ir.Model, example: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """Dynamic dim -> its size in ``example``; a sum such as ``past + seq`` follows its parts and has none itself."""
+    known = dynamic_dims(model)
     return {
         str(dim.value): example[str(value.name)].shape[axis]
         for value in model.graph.inputs
         for axis, dim in enumerate(value.shape or ())
-        if isinstance(dim, ir.SymbolicDim) and dim.value
+        if isinstance(dim, ir.SymbolicDim) and dim.value in known
     }
 
 

@@ -62,3 +62,16 @@ def test_a_size_that_pytorch_does_not_take_either_is_not_the_exports_fault(tmp_p
 def test_a_file_that_onnx_runtime_does_not_take_is_left_to_the_check(tmp_path: Path) -> None:
     file = flattened(tmp_path / "m.onnx", [5, 5, 5])
     refuse_fixed_lengths(file, transposed, EXAMPLE, DIMS)
+
+
+def test_a_length_that_is_the_sum_of_two_follows_both(tmp_path: Path) -> None:
+    text = "g (float[batch, past] old, float[batch, seq] new, float[batch, all] mask) => (float[b, t] y)"
+    model = onnx.parser.parse_model(HEADER + text + " { joined = Concat <axis = 1> (old, new) y = Add (joined, mask) }")
+    model.graph.input[2].type.tensor_type.shape.dim[1].dim_param = "past + seq"
+    onnx.save(model, tmp_path / "m.onnx")
+    example = {name: np.ones((2, size), np.float32) for name, size in (("old", 5), ("new", 3), ("mask", 8))}
+
+    def joined(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        return [np.concatenate([inputs["old"], inputs["new"]], 1) + inputs["mask"]]
+
+    refuse_fixed_lengths(tmp_path / "m.onnx", joined, example, {"past": (0, 64), "seq": (1, 64), "batch": (1, 64)})
