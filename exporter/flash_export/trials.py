@@ -14,6 +14,7 @@ import onnx_ir as ir
 from flash_export.draw import concrete_shape, draw_inputs, sizes_to_try
 from flash_export.errors import UsageError
 from flash_export.input_roles import fed_inputs
+from flash_export.twin import is_float
 
 STATIC_TRIALS = 3
 """Seeds tried on a model without dynamic dims."""
@@ -116,10 +117,25 @@ def _refuse_misfit(path: Path, name: str, value: ir.Value, array: np.ndarray) ->
         and all(not isinstance(want, int) or want == got for want, got in zip(shape, array.shape, strict=True))
     )
     if not fits:
-        raise UsageError(
-            "the values for the check do not fit an input",
-            where=f"--values {path}, array {name}",
-            got=f"shape {list(array.shape)}",
-            need=f"shape {shape}",
-            do="give an array of that shape",
-        )
+        raise _misfit(path, name, f"shape {list(array.shape)}", f"shape {shape}")
+    dtype = value.dtype
+    if dtype is not None and dtype != ir.DataType.STRING and not _holds(dtype.numpy(), array):
+        raise _misfit(path, name, f"{array.dtype} numbers", f"numbers that {dtype.numpy()} holds")
+
+
+def _holds(dtype: np.dtype, array: np.ndarray) -> bool:
+    """Whether an input of ``dtype`` takes the array's numbers: floats may be rounded, all others must stay the same."""
+    if not (is_float(array.dtype) or array.dtype.kind in "biu"):
+        return False
+    with np.errstate(invalid="ignore"):
+        return is_float(dtype) or bool((array.astype(dtype) == array).all())
+
+
+def _misfit(path: Path, name: str, got: str, need: str) -> UsageError:
+    return UsageError(
+        "the values for the check do not fit an input",
+        where=f"--values {path}, array {name}",
+        got=got,
+        need=need,
+        do="give an array of that shape and type",
+    )

@@ -87,6 +87,30 @@ def test_a_missing_input_and_a_wrong_shape_are_named(tmp_path: Path) -> None:
         plan(values=write(tmp_path, x=np.zeros((1, 3, 5)), keep=np.ones((1, 3))))
 
 
+ODD = {
+    "complex": ("x", np.complex64(1)),
+    "text": ("x", np.str_("1")),
+    "time": ("x", np.datetime64("2026-11-29")),
+    "half an index": ("keep", 0.5),
+    "an index that is NaN": ("keep", np.nan),
+    "an index beyond int64": ("keep", np.uint64(2**63)),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_values_of_a_type_that_the_input_does_not_hold_are_refused(name: str, tmp_path: Path) -> None:
+    to, number = ODD[name]
+    arrays = {"x": np.ones((1, 3, 4)), "keep": np.ones((1, 3))}
+    arrays[to] = np.full(arrays[to].shape, number)
+    with pytest.raises(UsageError, match=rf"array {to}(\n.*)*numbers that"):
+        plan(values=write(tmp_path, **arrays))
+
+
+def test_values_may_be_wider_than_the_input_and_may_hold_nan_and_infinity(tmp_path: Path) -> None:
+    for number in (1, True, 0.1, np.nan, -np.inf, np.float16(0.1)):
+        plan(values=write(tmp_path, x=np.full((1, 3, 4), number), keep=np.ones((1, 3), np.uint8)))
+
+
 def test_an_output_of_another_shape_than_declared_makes_a_trial_unfair() -> None:
     """Lengths that must be equal were broadcast: the model ran, but on something that it is not for."""
     trial = Trial("drawn", {}, {"b": 2, "s": 1})
