@@ -280,7 +280,7 @@ def triton(
     model: Annotated[Path, typer.Argument(help="An engine of TensorRT, or an ONNX file.", show_default=False)],
     name: Annotated[str | None, typer.Option(help=r"The model's name. \[default: the file's]")] = None,
     device: Annotated[Device, typer.Option(help="Where an ONNX file is served.")] = "gpu",
-    max_batch: Annotated[int, typer.Option(min=1, help="Largest batch; an engine's own where it is smaller.")] = 8,
+    max_batch: Annotated[int, typer.Option(min=1, help="Largest batch of an ONNX file; an engine has its own.")] = 8,
     instances: Annotated[int, typer.Option(min=1, help="Copies of the model that serve at once.")] = 1,
     delay_us: Annotated[int, typer.Option(min=0, help="How long a request waits for others to batch with.")] = 100,
     trust_engine: Annotated[
