@@ -72,13 +72,14 @@ class Plan:
     """How much is measured."""
 
     lengths: tuple[int, ...]
+    matrix_length: int  # beyond it, ways that hold an S x S matrix take too long
     rounds: int
     seconds: float
     memory_length: int
 
 
-QUICK = Plan(lengths=(512, 1024, 2048), rounds=3, seconds=0.04, memory_length=4096)
-FULL = Plan(lengths=(512, 1024, 2048, 4096, 8192), rounds=7, seconds=0.2, memory_length=8192)
+QUICK = Plan(lengths=(512, 1024, 2048), matrix_length=1024, rounds=3, seconds=0.04, memory_length=4096)
+FULL = Plan(lengths=(512, 1024, 2048, 4096, 8192), matrix_length=2048, rounds=7, seconds=0.2, memory_length=8192)
 SHAPES = ((8, 64), (12, 64), (8, 128), (12, 128))
 Times = dict[tuple[Problem, int, str], float]
 """(problem, threads, way) -> seconds of one run."""
@@ -129,8 +130,8 @@ def measure_all(bench: Bench) -> None:
     for causal in (False, True):
         for length in bench.plan.lengths:
             for heads, head_dim in SHAPES:
-                # What holds an S x S matrix takes seconds a run: beyond 2,048 only those that do not.
-                everything = [*GRAPHS, TORCH] if length <= 2048 else [*OURS, "GroupQueryAttention", TORCH]
+                lean = [*OURS, "GroupQueryAttention", TORCH]
+                everything = lean if length > bench.plan.matrix_length else [*GRAPHS, TORCH]
                 bench.measure(square(heads, head_dim, length, causal=causal), 1, everything)
                 bench.measure(square(heads, head_dim, length, causal=causal), 2, two_way)
     for heads, head_dim in SHAPES:
