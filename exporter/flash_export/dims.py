@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping
 
 Monomial = tuple[str, ...]
 
+MAX_TERMS = 8
+"""A longer sum in a ``dim_param`` is one name: the product of four such dims would have thousands of terms."""
+
 
 class Dim:
     """A length: a polynomial with integer coefficients in the names of the dynamic dims. Immutable."""
@@ -25,11 +28,16 @@ class Dim:
 
     @staticmethod
     def named(name: str) -> Dim:
-        """The dim that a ``dim_param`` stands for; sums and products such as ``4*s0 + 1`` are understood."""
+        """The dim that a ``dim_param`` stands for; sums and products such as ``4*s0 + 1`` are understood.
+
+        A name that is a number is a name: nothing else says that the dim has that length.
+        """
         if re.fullmatch(r"[\w.:/\-+* ]+", name) and not re.search(r"[^\s+*]\s+[^\s+*]|[\d\w]-", name):
             terms = [_parse_product(part) for part in name.split("+")]
-            if all(t is not None for t in terms):
-                return sum((t for t in terms if t is not None), Dim({}))
+            if len(terms) <= MAX_TERMS and all(t is not None for t in terms):
+                dim = sum((t for t in terms if t is not None), Dim({}))
+                if dim.static is None:
+                    return dim
         return Dim({(name,): 1})
 
     @property
@@ -84,11 +92,12 @@ class Dim:
         return Dim(terms)
 
     def __mul__(self, other: Dim) -> Dim:
-        product = Dim({})
+        terms: dict[Monomial, int] = {}
         for a, x in self.terms.items():
             for b, y in other.terms.items():
-                product = product + Dim({tuple(sorted(a + b)): x * y})
-        return product
+                monomial = tuple(sorted(a + b))
+                terms[monomial] = terms.get(monomial, 0) + x * y
+        return Dim(terms)
 
     def __sub__(self, other: Dim) -> Dim:
         return self + other * Dim.of(-1)

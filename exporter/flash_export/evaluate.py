@@ -106,9 +106,11 @@ class Evaluator:
         for name, contents in cut.lengths.items():
             numbers = [self._shapes.normal(d).evaluate(sizes) for d in contents]
             feeds[name] = np.array(numbers, dtype=np.int64)
-        if cut.evaluator is None:
+        if not cut.nodes:
             return np.asarray(feeds[str(value.name)])
         try:
+            if cut.evaluator is None:
+                cut.evaluator = ReferenceEvaluator(self._model(value, cut))
             with np.errstate(all="ignore"):
                 return np.asarray(_run(cut.evaluator, feeds)[str(value.name)])
         except TooLarge:
@@ -130,8 +132,6 @@ class Evaluator:
     def _make_cut(self, value: ir.Value) -> _Cut:
         cut = _Cut([], {}, {}, None)
         self._collect(value, cut)
-        if cut.nodes:
-            cut.evaluator = ReferenceEvaluator(self._model(value, cut))
         return cut
 
     def _collect(self, value: ir.Value, cut: _Cut) -> None:

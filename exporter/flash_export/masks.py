@@ -25,8 +25,10 @@ from flash_export import graph as g
 from flash_export.bands import Band, Trial, match, trials_of
 from flash_export.canonical import Added, Attention, Hidden, Refused, Term
 from flash_export.evaluate import Evaluator
-from flash_export.layout import Axes, leaves, size_of
+from flash_export.dims import ONE
+from flash_export.layout import Axes, leaves, regroup, size_of
 from flash_export.region import Region
+from flash_export.shapes import Shapes
 
 FORGETS = float(np.finfo(np.float16).min)
 """A key filled with this or less weighs nothing beside a visible one: exp(-65504 + any sane score) is 0."""
@@ -209,18 +211,43 @@ def _narrower(a: int | None, b: int | None) -> int | None:
     return b if a is None else a if b is None else min(a, b)
 
 
-def _flattened(term: Term, prover: _Prover) -> list[Term]:
+MAX_NESTED_SUMS = 6
+"""Sums within sums that are taken apart: a sum may read one mask twice, and so double its parts."""
+
+
+def _flattened(term: Term, prover: _Prover, depth: int = MAX_NESTED_SUMS) -> list[Term]:
     """An added sum of masks as its summands, when that lets one of them leave the tensor."""
-    if not isinstance(term, Added) or not prover.aligned(term):
+    if not isinstance(term, Added) or not depth:
         return [term]
-    node = term.value.producer()
-    if not g.is_op(node, "Add"):
-        return [term]
-    assert node is not None
-    summands = [Added(v, term.factor, term.axes, node) for v in node.inputs if v is not None]
-    if any(prover.added_band(s.value, s.factor) is not None for s in summands):
-        return [part for s in summands for part in _flattened(s, prover)]
+    summands = _summands(term, prover.shapes)
+    if any(prover.aligned(s) and prover.added_band(s.value, s.factor) is not None for s in summands):
+        return [part for s in summands for part in _flattened(s, prover, depth - 1)]
     return [term]
+
+
+def _summands(term: Added, shapes: Shapes) -> list[Added]:
+    """The two summands of an added sum, with their axes above the layout operators between; none for another tensor."""
+    value, axes = term.value, term.axes
+    node = value.producer()
+    while node is not None and g.is_op(node, "Identity", "Expand", "Reshape", "Unsqueeze", "Squeeze"):
+        source = node.inputs[0]
+        if source is None:
+            return []
+        if not g.is_op(node, "Identity", "Expand"):
+            shape, above = shapes.shape(value), shapes.shape(source)
+            if shape is None or above is None or len(shape) > len(axes):
+                return []
+            own = list(zip(shape, axes[len(axes) - len(shape) :], strict=True))
+            if any(d != ONE and d != shapes.normal(size_of(axis)) for d, axis in own):
+                return []
+            regrouped = regroup([[] if d == ONE else axis for d, axis in own], above)
+            if regrouped is None:
+                return []
+            axes = regrouped
+        value, node = source, source.producer()
+    if node is None or not g.is_op(node, "Add"):
+        return []
+    return [Added(v, term.factor, axes, node) for v in node.inputs if v is not None]
 
 
 def _as_hidden(term: Added, evaluator: Evaluator) -> Hidden | None:
@@ -244,21 +271,29 @@ def _as_hidden(term: Added, evaluator: Evaluator) -> Hidden | None:
     return None
 
 
-def conjuncts(literal: Literal) -> list[Literal]:
-    """The parts that must all be visible: And of visible parts, Or of hidden ones, through Not."""
+def conjuncts(literal: Literal, known: dict[Literal, list[Literal]] | None = None) -> list[Literal]:
+    """The parts that must all be visible, each once: And of visible parts, Or of hidden ones, through Not."""
+    known = {} if known is None else known
+    if literal not in known:
+        known[literal] = _conjuncts(literal, known)
+    return known[literal]
+
+
+def _conjuncts(literal: Literal, known: dict[Literal, list[Literal]]) -> list[Literal]:
     node = literal.value.producer()
     if g.is_op(node, "Not"):
         assert node is not None
         assert node.inputs[0] is not None
-        return conjuncts(Literal(node.inputs[0], not literal.keep))
+        return conjuncts(Literal(node.inputs[0], not literal.keep), known)
     if g.is_op(node, "Identity", "Expand") or (g.is_op(node, "Cast") and _is_bool_cast(node)):
         assert node is not None
         assert node.inputs[0] is not None
-        inner = conjuncts(Literal(node.inputs[0], literal.keep))
+        inner = conjuncts(Literal(node.inputs[0], literal.keep), known)
         return inner if len(inner) > 1 or inner[0].value is not node.inputs[0] else [literal]
     if g.is_op(node, "And" if literal.keep else "Or"):
         assert node is not None
-        return [part for v in node.inputs if v is not None for part in conjuncts(Literal(v, literal.keep))]
+        parts = [part for v in node.inputs if v is not None for part in conjuncts(Literal(v, literal.keep), known)]
+        return list(dict.fromkeys(parts))
     return [literal]
 
 
@@ -272,6 +307,7 @@ class _Prover:
 
     def __init__(self, attention: Attention, region: Region) -> None:
         self.evaluator = region.evaluator
+        self.shapes = region.shapes
         self._proofs = region.proofs
         self._rows = region.shapes.normal(size_of(attention.rows))
         self._columns = region.shapes.normal(size_of(attention.columns))

@@ -503,10 +503,7 @@ def test_a_scale_that_grows_with_the_length_is_no_number() -> None:
         "f = Cast <to = 1> (columns)\n l = Log (f)\n d = Div (l, log512)\n r = Max (d, one)\n masked = Mul (scaled, r)"
     )
     proto = attention(lines, constants=graphs.CONSTANTS + ", float log512 = {6.2383246}, float one = {1}")
-    fused, sites = fuse(proto)
-    assert only(sites).status == "refused"
-    assert only(sites).reason is not None
-    assert only(sites).reason.code == "scale_not_scalar"
+    assert graphs.code(proto) == "scale_not_scalar"
 
 
 def test_a_tanh_of_a_tanh_is_no_soft_cap() -> None:
@@ -514,3 +511,50 @@ def test_a_tanh_of_a_tanh_is_no_soft_cap() -> None:
         "a = Tanh (scaled)\n b = Tanh (a)\n masked = Mul (b, five)", constants=graphs.CONSTANTS + ", float five = {5}"
     )
     assert graphs.code(proto) == "softcap_form"
+
+
+def test_a_sum_of_causal_and_padding_that_torch_reshapes_is_split() -> None:
+    """nn.TransformerEncoder adds both masks over batch times heads and views the sum as four axes afterwards."""
+    proto = attention(
+        "keep = LessOrEqual (j, i)\n c = Where (keep, zero, hidden)\n c3 = Unsqueeze (c, ax0)\n"
+        "m4 = Unsqueeze (m, twice)\n b = Shape <start = 0, end = 1> (q)\n t = Shape <start = 1, end = 2> (m)\n"
+        "s = Shape <start = 2, end = 3> (q)\n wide = Concat <axis = 0> (b, four, ax1, t)\n m5 = Expand (m4, wide)\n"
+        "bh = Mul (b, four)\n three = Concat <axis = 0> (bh, ax1, t)\n m3 = Reshape (m5, three)\n"
+        "sum = Add (c3, m3)\n full = Concat <axis = 0> (b, four, s, t)\n sum4 = Reshape (sum, full)\n"
+        "masked = Add (scaled, sum4)",
+        inputs=graphs.QKV + ", float[B, T] m",
+        constants=PAD_CONSTANTS + ", int64[1] four = {4}",
+    )
+    fused, sites = fuse(proto)
+    assert causal(only(sites)) == "top_left"
+    assert only(sites).bias_shape == ["B", 1, 1, "T"]
+    for sizes in SIZES:
+        mask = np.where(left_padding(sizes)[:, ::-1], 0, -np.inf).astype(np.float32)
+        expected, got = both(proto, fused, [*numbers(sizes), mask])
+        seen = np.isfinite(expected)  # keyless rows: NaN unfused, 0 fused
+        np.testing.assert_allclose(got[seen], expected[seen], atol=3e-6, rtol=0)
+        assert (got[~seen] == 0).all()
+
+
+def test_a_mask_that_reads_itself_twice_at_every_node_is_read_in_time() -> None:
+    start = time.monotonic()
+    lines = "".join(f"n{i + 1} = And (n{i}, n{i})\n" for i in range(40))
+    proto = attention(f"{lines} masked = Where (n40, scaled, hidden)", inputs=graphs.QKV + ", bool[B, 1, 1, T] n0")
+    assert only(fuse(proto)[1]).bias_shape == ["B", 1, 1, "T"]
+    lines = "".join(f"c{i + 1} = Add (c{i}, c{i})\n" for i in range(40))
+    proto = attention(
+        f"keep = LessOrEqual (j, i)\n c0 = Where (keep, zero, hidden)\n {lines} masked = Add (scaled, c40)"
+    )
+    assert causal(only(fuse(proto)[1])) == "top_left"
+    assert time.monotonic() - start < 20
+
+
+def test_a_bias_from_which_the_scores_are_subtracted_is_a_bias_and_a_negative_scale() -> None:
+    proto = attention("masked = Sub (m, scaled)", inputs=graphs.QKV + ", float[B, 1, 1, T] m")
+    fused, sites = fuse(proto)
+    assert only(sites).status == "fused", only(sites).reason
+    assert only(sites).attributes is not None
+    assert only(sites).attributes.scale == -0.5
+    mask = np.random.default_rng(4).standard_normal((2, 1, 1, 7)).astype(np.float32)
+    expected, got = both(proto, fused, [*numbers(SIZES[0]), mask])
+    np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)

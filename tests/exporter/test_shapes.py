@@ -27,7 +27,9 @@ def test_a_dim_param_that_is_a_formula_is_read_as_one(text: str, dim: Dim) -> No
     assert Dim.named(text) == dim
 
 
-@pytest.mark.parametrize("text", ["S - 1", "(S+1)*B", "S//2", "floor(S/2)", "a b", "Max(1, S)"])
+@pytest.mark.parametrize(
+    "text", ["S - 1", "(S+1)*B", "S//2", "floor(S/2)", "a b", "Max(1, S)", "2", "2*2", "a+b+c+d+e+f+g+h+i"]
+)
 def test_a_dim_param_of_another_form_is_one_opaque_name(text: str) -> None:
     assert Dim.named(text).symbols == {text}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 import onnx_ir as ir
@@ -77,6 +78,20 @@ def read_scores(value: ir.Value, region: Region) -> tuple[ir.Node, list[Step]]:
         NotAttention: no product of two activations lies above.
         Refused: one does, and a node on the way is no part of a known term.
     """
+    # A graph may read one value twice at every node: without a memory the paths would be 2 to the number of nodes.
+    key = ("scores", value)
+    if key not in region.proofs:
+        try:
+            region.proofs[key] = _read_scores(value, region)
+        except (Refused, NotAttention) as error:
+            region.proofs[key] = error
+    found = region.proofs[key]
+    if isinstance(found, Exception):
+        raise found
+    return cast("tuple[ir.Node, list[Step]]", found)
+
+
+def _read_scores(value: ir.Value, region: Region) -> tuple[ir.Node, list[Step]]:
     node = value.producer()
     if node is None:
         raise NotAttention("the scores are an input")
@@ -239,8 +254,23 @@ def _added(node: ir.Node, region: Region) -> list[Step]:
 
         options.append(Step(node, scores, effect))
         if node.op_type == "Sub":
-            break
+            return [*options, *_subtracted(node, a, b)]
     return options
+
+
+def _subtracted(node: ir.Node, bias: ir.Value | None, scores: ir.Value | None) -> list[Step]:
+    """``bias - scores``: the scores times -1, and the bias added."""
+    if scores is None or bias is None:
+        return []
+
+    def effect(e: Expression) -> None:
+        e.refuse_after_sink(node)
+        if e.inside_tanh:
+            raise Refused("softcap_form", "a tanh is subtracted before the cap multiplies it", node, "leave it")
+        e.multiply(-1.0)
+        e.terms.append(Added(bias, 1.0, e.axes, node))
+
+    return [Step(node, scores, effect)]
 
 
 def _where(node: ir.Node, region: Region) -> list[Step]:
