@@ -110,7 +110,13 @@ def finite_or_none(number: float | None) -> float | None:
 
 
 def judge(
-    output: np.ndarray, reference: np.ndarray, noise: Noise, *, factor: float = FACTOR, dtype: np.dtype | None = None
+    output: np.ndarray,
+    reference: np.ndarray,
+    noise: Noise,
+    *,
+    factor: float = FACTOR,
+    dtype: np.dtype | None = None,
+    nan_may_stay: bool = False,
 ) -> Verdict:
     """Compares one output with its reference.
 
@@ -119,6 +125,7 @@ def judge(
 
     Args:
         dtype: whose unit in the last place counts; float32 by default.
+        nan_may_stay: the reference's NaN may have another origin, such as a NaN that went in.
     """
     if output.shape != reference.shape:
         return failed(f"its shape is {list(output.shape)} instead of {list(reference.shape)}")
@@ -126,7 +133,7 @@ def judge(
         return _judge_exact(output, reference, factor * noise.maximum)
     out, ref = output.astype(np.float64), reference.astype(np.float64)
     nan = np.isnan(ref)
-    odd = _odd_values(out, ref, nan)
+    odd = _odd_values(out, ref, nan, nan_may_stay)
     finite = np.isfinite(ref) & np.isfinite(out)
     error = np.abs(np.subtract(out, ref, where=finite, out=np.zeros_like(ref)))
     compared = ref[finite]
@@ -153,10 +160,11 @@ def unit_in_last_place(reference: np.ndarray, dtype: np.dtype) -> float:
     return _largest(step.astype(np.float64))
 
 
-def _odd_values(out: np.ndarray, ref: np.ndarray, nan: np.ndarray) -> str:
+def _odd_values(out: np.ndarray, ref: np.ndarray, nan: np.ndarray, nan_may_stay: bool) -> str:
     """Where infinities and NaN stand; finite numbers where the reference is NaN are welcome."""
-    if broken := int((~np.isfinite(out) & nan).sum()):
-        return f"{broken} numbers are not finite where every key is masked"
+    broken = int((~np.isfinite(out) & nan).sum())
+    if broken and not nan_may_stay:
+        return f"{broken} numbers are not finite where the reference is NaN for want of a key that is not masked"
     if broken := int((np.isnan(out) & ~nan).sum()):
         return f"{broken} numbers are NaN where the reference is not"
     infinite = (np.isinf(ref) | np.isinf(out)) & ~nan

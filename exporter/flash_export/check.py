@@ -14,7 +14,7 @@ import onnx_ir as ir
 from flash_export import twin
 from flash_export.accept import finite_or_none
 from flash_export.boundary import Boundary, read_boundary
-from flash_export.check_model import ModelRun, Reference, run_fused, run_unfused
+from flash_export.check_model import Expected, ModelRun, Reference, run_fused, run_unfused
 from flash_export.check_site import SiteRun, check_site
 from flash_export.check_structure import check_structure
 from flash_export.cut import CannotCut, attention_nodes, cut
@@ -89,10 +89,13 @@ def check(
         tell("sites", len(rewritten), len(rewritten))
         _raise_for_sites(site_runs)
         tell("fused model", 0, 1)
-        model_runs = run_fused(flash, expected, folder, eager=reference, eager_roundoff=roundoff)
+        proven = all(run.verdict is not None for run in site_runs)
+        model_runs = run_fused(
+            flash, expected, folder, eager=reference, eager_roundoff=roundoff, sites_are_proven=proven
+        )
         tell("fused model", 1, 1)
         _raise_for_model(model_runs)
-        _raise_for_nothing_compared(model_runs)
+        _raise_for_nothing_compared(model_runs, expected)
     return _result(site_runs, model_runs)
 
 
@@ -164,18 +167,25 @@ def _raise_for_model(runs: Sequence[ModelRun]) -> None:
     )
 
 
-def _raise_for_nothing_compared(runs: Sequence[ModelRun]) -> None:
-    """An output that is NaN in every run of the unfused model proves nothing."""
-    for name in dict.fromkeys(run.output for run in runs):
-        verdicts = [run.verdict for run in runs if run.output == name and run.verdict is not None]
-        if any(v.reference_is_nan for v in verdicts) and not any(v.compared for v in verdicts):
-            raise UsageError(
-                "the unfused model gives nothing but NaN, so there is nothing to compare with",
-                where=f"output {name}",
-                got=f"{sum(v.reference_is_nan for v in verdicts)} NaN in {len(verdicts)} runs",
-                need="inputs on which the unfused model gives numbers",
-                do="give them with --values FILE.npz, or leave the check out with --no-check",
-            )
+def _raise_for_nothing_compared(runs: Sequence[ModelRun], expected: Expected) -> None:
+    """An output that is NaN or infinite in every run of the unfused model proves nothing, nor do empty ones."""
+    names = list(dict.fromkeys(run.output for run in runs))
+    sizes = [sum(arrays[i].size for arrays in expected.outputs.values()) for i in range(len(names))]
+    for name, size in zip(names, sizes, strict=True):
+        if size and not any(run.verdict.compared for run in runs if run.output == name and run.verdict is not None):
+            raise _nothing(name, f"{size} numbers, each NaN or infinite")
+    if not any(sizes):
+        raise _nothing(", ".join(names), "tensors without any element")
+
+
+def _nothing(output: str, got: str) -> UsageError:
+    return UsageError(
+        "the unfused model gives nothing to compare with",
+        where=f"output {output}",
+        got=got,
+        need="inputs on which the unfused model gives numbers",
+        do="give them with --values FILE.npz, or leave the check out with --no-check",
+    )
 
 
 def _result(site_runs: Sequence[SiteRun], model_runs: Sequence[ModelRun]) -> CheckResult:

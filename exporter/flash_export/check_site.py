@@ -29,6 +29,8 @@ SPREAD_RANGE = (2.0, 4.0)
 """What is good enough; normalised queries (cosine attention) cannot be stretched at all."""
 
 _STRETCHES = 4
+_LARGEST = 2.0**60
+"""Numbers up to this can be multiplied and summed in float32. A scale of 1e-44 asks for larger ones."""
 
 _LEAST_ROUNDINGS = 4
 """How often the rounding of one trial is measured at least. With one measurement 1 of 200 right sites was refused."""
@@ -70,6 +72,13 @@ class _Sample:
     noise: Noise
     output: np.ndarray | None
     refusal: str = ""
+    nan_goes_in: bool = False
+
+    def judged(self, noise: Noise, factor: float) -> Verdict:
+        """The verdict by the rule, or on the refusal."""
+        if self.output is None:
+            return accept.failed(self.refusal)
+        return accept.judge(self.output, self.reference, noise, factor=factor, nan_may_stay=self.nan_goes_in)
 
 
 def check_site(
@@ -95,16 +104,7 @@ def check_site(
         noise = Noise(accept.UNKNOWN_NOISE, accept.UNKNOWN_NOISE)
     softcap = site.attributes is not None and site.attributes.softcap > 0
     factor = accept.FACTOR_WITH_SOFTCAP if softcap else accept.FACTOR
-    return [
-        SiteRun(
-            site.name,
-            s.trial,
-            accept.failed(s.refusal) if s.output is None else accept.judge(s.output, s.reference, noise, factor=factor),
-            s.spread,
-            reference,
-        )
-        for s in samples
-    ]
+    return [SiteRun(site.name, s.trial, s.judged(noise, factor), s.spread, reference) for s in samples]
 
 
 def _run(
@@ -130,11 +130,18 @@ def _run(
         feeds, spread = stretch(_draw(boundary, values, seed + i), boundary, meter)
         reference = (wide or base).run(feeds)[0]
         noise = _noise(base, wide or base, boundary, feeds)
+        sample = _Sample(trial, spread, reference, noise, None, nan_goes_in=_makes_nan(feeds))
         try:
-            samples.append(_Sample(trial, spread, reference, noise, fused.run(feeds)[0]))
+            samples.append(dataclasses.replace(sample, output=fused.run(feeds)[0]))
         except CannotRun as error:
-            samples.append(_Sample(trial, spread, reference, noise, None, f"the fused node does not run: {error}"))
+            samples.append(dataclasses.replace(sample, refusal=f"the fused node does not run: {error}"))
     return samples, "float32" if wide is None else "float64"
+
+
+def _makes_nan(feeds: Mapping[str, np.ndarray]) -> bool:
+    """Whether what goes in explains a NaN without any mask. Minus infinity is a mask."""
+    floats = [array for array in feeds.values() if array.dtype.kind == "f"]
+    return any(bool(np.isnan(array).any() or np.isposinf(array).any()) for array in floats)
 
 
 def _noise(base: AnySession, wide: AnySession, boundary: Boundary, feeds: Mapping[str, np.ndarray]) -> Noise:
@@ -175,6 +182,8 @@ def stretch(
             break
         by = SCORE_SPREAD / spread
         by = np.sqrt(by) if boundary.squared else by
+        if by * max((np.abs(feeds[name]).max(initial=0.0) for name in boundary.stretched), default=0.0) > _LARGEST:
+            break
         feeds = feeds | {name: np.asarray(feeds[name] * by, np.float32) for name in boundary.stretched}
         spread = meter.measure(feeds)
     return feeds, None if spread is None else round(spread, 3)

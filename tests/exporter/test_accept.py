@@ -48,6 +48,8 @@ def test_nan_of_the_reference_is_a_class_of_its_own_and_the_output_must_be_finit
     assert verdict.passed
     assert verdict.reference_is_nan == 301
     assert not judge(holed, holed, NOISE).passed
+    assert judge(holed, holed, NOISE, nan_may_stay=True).passed
+    assert not judge(holed, REFERENCE, NOISE, nan_may_stay=True).passed
     assert not judge(infinite, holed, NOISE).passed
 
 

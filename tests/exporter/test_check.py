@@ -131,8 +131,22 @@ def test_a_model_that_gives_nothing_but_nan_proves_nothing(tmp_path: Path) -> No
         ir.from_onnx_text('<ir_version: 9, opset_import: ["": 18]> g (float[n] x) => (float[n] y) { y = Tanh(x) }'),
         finite,
     )
-    with pytest.raises(UsageError, match="nothing but NaN"):
+    with pytest.raises(UsageError, match=r"nothing to compare with(\n.*)*each NaN or infinite"):
         run(path, finite, [])
+
+
+def test_a_model_of_empty_tensors_proves_nothing(tmp_path: Path) -> None:
+    text = '<ir_version: 9, opset_import: ["": 18]> g (float[n, 0] x) => (float[n, 0] y) { y = Tanh(x) }'
+    ir.save(ir.from_onnx_text(text), tmp_path / "empty.onnx")
+    with pytest.raises(UsageError, match=r"nothing to compare with(\n.*)*without any element"):
+        run(tmp_path / "empty.onnx", tmp_path / "empty.onnx", [])
+
+
+def test_a_nan_that_the_model_makes_in_both_files_is_no_fault_of_the_rewrite(tmp_path: Path) -> None:
+    half = '<ir_version: 9, opset_import: ["": 18]> g (float[n] x) => (float[n] y) { y = Sqrt(x) }'
+    ir.save(ir.from_onnx_text(half), tmp_path / "half.onnx")
+    result = run(tmp_path / "half.onnx", tmp_path / "half.onnx", [])
+    assert any(r["reference_is_nan"] for r in result.runs)
 
 
 def test_a_nan_of_the_fused_model_alone_fails(tmp_path: Path) -> None:
