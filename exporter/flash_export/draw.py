@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import math
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -26,6 +27,9 @@ PADDINGS: tuple[Padding, ...] = ("mixed", "full", "right", "left", "holes")
 _BATCH_SIZES = (2, 1, 4)
 _LENGTHS = ((67, 41, 53, 37), (1, 19, 5, 11), (131, 97, 29, 71))
 """Sizes of the 1st, 2nd, ... dim that is no batch, in three settings: odd, unequal, past one tile, 1 among them."""
+
+MOST_NUMBERS = 2**30
+"""In one input; a shape that asks for more is a mistake or an attack."""
 
 _LONGEST_DIM = 500
 """A dim with more characters is a name to us, and no expression."""
@@ -74,6 +78,14 @@ def _draw(
             where=f"input {value.name}",
             got=f"type {value.type}",
             need="a tensor of numbers",
+            do="give the inputs with --values FILE.npz, or leave the check out with --no-check",
+        )
+    if min(shape, default=0) < 0 or math.prod(shape) > MOST_NUMBERS:
+        raise UsageError(
+            "cannot draw random numbers for a graph input",
+            where=f"input {value.name}",
+            got=f"shape {list(shape)}",
+            need=f"sizes of 0 or more, together at most {MOST_NUMBERS:,} numbers",
             do="give the inputs with --values FILE.npz, or leave the check out with --no-check",
         )
     numpy_dtype = dtype.numpy()

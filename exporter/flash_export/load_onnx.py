@@ -21,6 +21,7 @@ import google.protobuf.message  # type: ignore[import-untyped]
 import onnx
 import onnx.checker
 import onnx_ir as ir
+from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 
 from flash_export.errors import UnsafeInput, UsageError
 
@@ -59,6 +60,8 @@ def verify(path: Path, limits: Limits = LIMITS) -> None:
             raise _unsafe(path, f"more than {limits.nodes} nodes", f"at most {limits.nodes}")
     for tensor in _tensors(model):
         _verify_tensor(tensor, path, limits)
+    if not all(isinstance(text, str) for text in _texts(model)):
+        raise _broken(path, "a name that is no UTF-8", "text in UTF-8, as ONNX says")
     for graph in _graphs([model.graph]):
         _verify_attributes(graph, path)
     try:
@@ -125,6 +128,16 @@ def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
                     *([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []),
                 ]:
                     yield from (sparse.values, sparse.indices)
+
+
+def _texts(message: google.protobuf.message.Message) -> Iterator[str | bytes]:
+    """Every text of the message and of those inside it; protobuf gives bytes for one that is no UTF-8."""
+    for field, value in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_STRING:
+            yield from (value,) if isinstance(value, (str, bytes)) else value
+        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+            for inner in (value,) if isinstance(value, google.protobuf.message.Message) else value:
+                yield from _texts(inner)
 
 
 def _verify_tensor(tensor: onnx.TensorProto, path: Path, limits: Limits) -> None:

@@ -238,3 +238,13 @@ def test_a_text_input_is_refused_with_the_way_out() -> None:
 def test_a_path_is_read(tmp_path: Path) -> None:
     ir.save(BERT_LIKE, tmp_path / "m.onnx")
     assert draw_inputs(tmp_path / "m.onnx", {"b": 1, "s": 3})["x"].shape == (1, 3, 4)
+
+
+@pytest.mark.parametrize("dims", ["-1, 3", "2147483647, 2147483647"])
+def test_a_shape_of_which_no_numbers_can_be_drawn_is_a_usage_error(dims: str) -> None:
+    given = model(f"g (float[1] x, float[{dims.replace('-1', '7')}] z) => (float[1] y) {{ y = Identity(x) }}")
+    given.graph.inputs[1].shape = ir.Shape([int(dim) for dim in dims.split(",")])
+    with pytest.raises(UsageError) as error:
+        draw_inputs(given, {})
+    assert error.value.where == "input z"
+    assert error.value.got == f"shape [{dims}]"

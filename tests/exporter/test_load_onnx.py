@@ -117,6 +117,23 @@ def test_a_type_that_onnx_has_not_is_a_usage_error(tmp_path: Path) -> None:
     assert error.value.got == "data type 99"
 
 
+@pytest.mark.parametrize("place", ["node", "input", "attribute"])
+def test_a_name_that_is_no_text_is_a_usage_error(tmp_path: Path, place: str) -> None:
+    model = onnx.parser.parse_model(IN_A_FUNCTION)
+    message = {
+        "node": model.graph.node[0],
+        "input": model.graph.input[0],
+        "attribute": model.graph.node[0].attribute[0],
+    }
+    message[place].doc_string = "marker"
+    data = model.SerializeToString()
+    assert data.count(b"marker") == 1
+    (tmp_path / "a.onnx").write_bytes(data.replace(b"marker", b"mark\xeer"))
+    with pytest.raises(UsageError) as error:
+        verify(tmp_path / "a.onnx")
+    assert error.value.got == "a name that is no UTF-8"
+
+
 IN_A_FUNCTION = """
 <ir_version: 9, opset_import: ["" : 18, "own" : 1]>
 main (float[4] x) => (float[4] y) { y = own.Leaky <slope = 0.5> (x) }

@@ -20,9 +20,9 @@ class Operator:
     """An attention operator's operands and settings, each as attention reads it.
 
     ``query``, ``key`` and ``value`` are ``[B, S, H*D]`` or ``[B, H, S, D]``, each by itself. ``masks`` broadcast to
-    ``[B, Hq, Sq, Skv]``: boolean ones hide with minus infinity where they are False, the others are added. ``also`` are
-    further outputs of the anchor and the values that take their place. ``flat``: the output is ``[B, S, H*Dv]`` whatever
-    the query is.
+    ``[B, Hq, Sq, Skv]``: boolean ones hide with minus infinity where they are False, the others are added. ``also``
+    are further outputs of the anchor and the values that take their place. ``flat``: the output is ``[B, S, H*Dv]``
+    whatever the query is.
     """
 
     query: ir.Value
@@ -158,7 +158,7 @@ def _uneven(anchor: ir.Node, which: str, size: str, heads: int) -> Refused:
 
 def _unify_operands(anchor: ir.Node, q: Axes, k: Axes, v: Axes, region: Region) -> None:
     q_heads, kv_heads = size_of(q[1]).static, size_of(k[1]).static
-    grouped = q_heads is not None and kv_heads is not None and q_heads > kv_heads and q_heads % kv_heads == 0
+    grouped = q_heads is not None and kv_heads is not None and 0 < kv_heads < q_heads and q_heads % kv_heads == 0
     if grouped and q_heads is not None and kv_heads is not None:
         parts = regroup([q[1]], [Dim.of(kv_heads), Dim.of(q_heads // kv_heads)])
         fits = parts is not None and (kv_heads == 1 or unify(parts[0], k[1], region.shapes))
