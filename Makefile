@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # make demo   the main job on a real model      make test   all tests      make lint   format, types, style
+# make corpus   every architecture through every exporter
 # The first of them makes .venv and builds the native parts; later ones only rebuild what changed.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -12,7 +13,7 @@ NATIVE := build/native
 NATIVE_SOURCES := CMakeLists.txt $(shell find cmake plugin tests/plugin -name '*.py' -prune -o -type f -print 2>/dev/null)
 PYTHON_SOURCES := exporter python tests samples scripts benchmarks
 
-.PHONY: all demo test test-native test-python lint format clean
+.PHONY: all demo test test-native test-python corpus lint format clean
 all: demo
 
 demo: $(INSTALLED)
@@ -25,6 +26,9 @@ test-native: $(INSTALLED)
 
 test-python: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+corpus: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m corpus tests/corpus
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check $(PYTHON_SOURCES)

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; its twin on the CPU runs everywhere")
+    config.addinivalue_line("markers", "corpus: the whole corpus of architectures; `make corpus` runs it")
     config.addinivalue_line("markers", "slow: takes more than ten seconds")
 
 

@@ -115,6 +115,22 @@ def test_the_weights_are_the_folders(bert: Path) -> None:
     assert all(torch.equal(tensor, saved[name]) for name, tensor in module.state_dict().items())
 
 
+def test_weights_in_several_files_are_put_together(bert: Path, tmp_path: Path) -> None:
+    whole = transformers.BertModel.from_pretrained(bert)
+    whole.save_pretrained(tmp_path, max_shard_size="8KB")
+    assert len(list(tmp_path.glob("model-*-of-*.safetensors"))) > 2
+    module = load(Options(source=tmp_path)).module
+    assert module is not None
+    assert all(torch.equal(tensor, whole.state_dict()[name]) for name, tensor in module.state_dict().items())
+
+
+def test_a_missing_shard_is_a_usage_error(bert: Path, tmp_path: Path) -> None:
+    transformers.BertModel.from_pretrained(bert).save_pretrained(tmp_path, max_shard_size="8KB")
+    next(tmp_path.glob("model-*-of-*.safetensors")).unlink()
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        load(Options(source=tmp_path))
+
+
 def test_dtype_casts_weights_and_pixels(tmp_path: Path) -> None:
     folder = save_folder(tmp_path, "ViTModel", SMALL | {"image_size": 24, "patch_size": 8})
     loaded = load(Options(source=folder, dtype="fp16"))
