@@ -165,6 +165,9 @@ _BAKED = re.compile(r"^\s*(\w+) = (.+?)\s*$", re.MULTILINE)
 
 def _narrowed(message: str, ranges: dict[str, tuple[int, int | None]]) -> dict[str, tuple[int, int | None]] | None:
     """The ranges that PyTorch suggests, where all it asks for is narrower ranges; else None."""
+    excluded = _excluded(message)
+    if excluded is not None:
+        return _without_end(excluded, ranges)
     _, found, suggestions = message.partition("Suggested fixes:")
     suggestions = suggestions.split("\n\n")[0]
     matches = list(_SUGGESTED.finditer(suggestions))
@@ -181,6 +184,35 @@ def _narrowed(message: str, ranges: dict[str, tuple[int, int | None]]) -> dict[s
             new_high if old_high is None or new_high is None else min(old_high, new_high),
         )
     return narrowed if any(ranges[name] != r for name, r in narrowed.items()) else None
+
+
+_EXCLUDED = re.compile(r"^  - Not all values of (\w+) = .* satisfy the generated guard .* != (\d+)\.$", re.MULTILINE)
+
+
+def _excluded(message: str) -> list[tuple[str, int]] | None:
+    """(dimension, size that it may not have), where that is all PyTorch has against the ranges; else None.
+
+    A slice of a table as long as the longest length gives such a guard: there it is no slice.
+    """
+    complaints = re.findall(r"^  - ", message, re.MULTILINE)
+    found = [(name, int(size)) for name, size in _EXCLUDED.findall(message)]
+    return found if found and len(found) == len(complaints) else None
+
+
+def _without_end(
+    excluded: list[tuple[str, int]], ranges: dict[str, tuple[int, int | None]]
+) -> dict[str, tuple[int, int | None]] | None:
+    """The ranges without those sizes, where each is an end of its range."""
+    narrowed = {}
+    for name, size in excluded:
+        low, high = narrowed.get(name) or ranges.get(name, (0, 0))
+        if size == high and size > low:
+            narrowed[name] = (low, size - 1)
+        elif size == low and size != high:
+            narrowed[name] = (size + 1, high)
+        else:
+            return None
+    return narrowed
 
 
 def _range(limits: tuple[int, int | None]) -> str:
@@ -200,6 +232,16 @@ def _uncapturable(error: Exception, ranges: dict[str, tuple[int, int | None]]) -
             got=f"forward only works for {name} = {value}",
             need=f"a forward that works for every {name} in {_range(ranges[name])}",
             do=f"give a number in the place of {name} in --input, or take len/shape at run time in forward",
+        )
+    for name, size in _excluded(text) or []:
+        low, high = ranges.get(name, (1, None))
+        smaller = f"{name}={_range((low, size - 1))} or " if size > low else ""
+        return UnsupportedModel(
+            f"the dimension {name} cannot have every size of its range in this model",
+            where="torch.export",
+            got=f"forward takes another way for {name} = {size}",
+            need=f"one way for every {name} in {_range((low, high))}",
+            do=f"give {smaller}{name}={_range((size + 1, high))} in --input, or make that table one longer",
         )
     if "data-dependent" in text or "DataDependent" in type(error).__name__ or ".item()" in text:
         return UnsupportedModel(

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import collections
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from flash_export import export_capture
+from flash_export.load import Argument, Loaded
+from flash_export.options import Dim
 
 RANGES: dict[str, tuple[int, int | None]] = {"batch": (1, None), "seq": (1, 600)}
 
@@ -37,6 +40,57 @@ def suggestion(*lines: str) -> str:
 )
 def test_only_a_narrower_range_is_taken_up(lines: list[str], narrowed: dict | None) -> None:
     assert export_capture._narrowed(suggestion(*lines), RANGES) == narrowed
+
+
+def guard(*pairs: tuple[str, int]) -> str:
+    """As torch 2.13 says it of a table that is sliced to the length."""
+    reasons = "".join(
+        f"  - Not all values of {n} = L['x'].size()[1] in the specified range {n} <= 600 satisfy the generated guard "
+        f"L['x'].size()[1] != {size}.\n"
+        for n, size in pairs
+    )
+    return f"Constraints violated (seq)! For more information, run with ...\n{reasons}\nThe error above ..."
+
+
+@pytest.mark.parametrize(
+    ("message", "narrowed"),
+    [
+        (guard(("seq", 600)), {"seq": (1, 599)}),
+        (guard(("seq", 1)), {"seq": (2, 600)}),
+        (guard(("seq", 600), ("seq", 599)), {"seq": (1, 598)}),
+        (guard(("batch", 1), ("seq", 600)), {"batch": (2, None), "seq": (1, 599)}),
+        (guard(("seq", 512)), None),
+        (guard(("other", 512)), None),
+        (guard(("seq", 600)).replace("\n\n", "\n  - Not all values of batch ...\n\n"), None),
+    ],
+)
+def test_a_size_at_an_end_of_a_range_may_be_left_out(message: str, narrowed: dict | None) -> None:
+    assert export_capture._narrowed(message, RANGES) == narrowed
+
+
+def test_a_size_inside_a_range_is_named_with_the_ranges_that_work() -> None:
+    error = export_capture._uncapturable(RuntimeError(guard(("seq", 512))), RANGES)
+    assert "seq = 512" in error.got
+    assert "seq=1..511 or seq=513..600" in error.do
+
+
+class Sliced(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("visible", torch.tril(torch.ones(1, 12, 12)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = x @ x.transpose(1, 2)
+        hidden = self.visible[:, : x.shape[1], : x.shape[1]] == 0
+        return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ x
+
+
+def test_a_range_up_to_the_length_of_a_sliced_table_is_narrowed_with_a_note(tmp_path: Path) -> None:
+    sizes = {0: Dim("batch"), 1: Dim("seq", 1, 12)}
+    loaded = Loaded(tmp_path, "module", Sliced().eval(), arguments=(Argument("x", torch.randn(2, 7, 8), sizes),))
+    _, ranges, notes = export_capture.capture(loaded, export_capture.call_of(loaded))
+    assert ranges["seq"] == (1, 11)
+    assert notes == ["seq: 1..12 narrowed to 1..11 by the model"]
 
 
 @pytest.mark.parametrize(
