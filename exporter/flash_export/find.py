@@ -17,6 +17,7 @@ from flash_export import graph as g
 from flash_export.canonical import Attention, NotAttention, Refused, name_of
 from flash_export.drafts import Drafts, is_draft
 from flash_export.evaluate import Evaluator
+from flash_export.foreign_body import foreign_bodies
 from flash_export.op import DOMAIN, FLOAT_ATTRIBUTES, INT_ATTRIBUTES, OPERATORS, Attributes
 from flash_export.patterns import PATTERNS
 from flash_export.plan import Plan, make_plan
@@ -51,7 +52,14 @@ def find(model: ir.Model) -> list[Site]:
         sites.append(found if isinstance(found, Site) else found.site)
         if isinstance(found, _Candidate):
             candidates.append(found)
-    _settle(model.graph, candidates, region)
+    foreign = foreign_bodies(model, region.shapes)
+    for site in sites:
+        if site.status == "fused" and site.operator in foreign:
+            _refuse_foreign(site, str(site.operator))
+    for candidate in candidates:
+        if candidate.plan.operator.name in foreign:
+            _refuse_foreign(candidate.site, candidate.plan.operator.name)
+    _settle(model.graph, [c for c in candidates if c.site.status != "refused"], region)
     sites.extend(_inner_sites(model, region))
     _name_apart(sites)
     return sites
@@ -130,6 +138,17 @@ def _existing(node: ir.Node, region: Region) -> Site:
         site.head_dim = shape[-1].static // heads
     site.boundary = tuple(str(v.name) for v in node.inputs if v is not None and not g.is_weight(v))
     return site
+
+
+def _refuse_foreign(site: Site, operator: str) -> None:
+    """Refuses a node that a runtime without the plugin would compute by a body of the file's own."""
+    site.status = "refused"
+    site.reason = Refusal(
+        "foreign_body",
+        f"the file gives {operator} a body that is not flash-export's; the plugin computes attention",
+        site.name,
+        "export the original model again",
+    )
 
 
 def _settle(graph: ir.Graph, candidates: list[_Candidate], region: Region) -> None:

@@ -24,8 +24,8 @@ import onnx_ir as ir
 from flash_export import graph as g
 from flash_export.bands import Band, Trial, match, trials_of
 from flash_export.canonical import Added, Attention, Hidden, Refused, Term
-from flash_export.evaluate import Evaluator
 from flash_export.dims import ONE
+from flash_export.evaluate import Evaluator
 from flash_export.layout import Axes, leaves, regroup, size_of
 from flash_export.region import Region
 from flash_export.shapes import Shapes
