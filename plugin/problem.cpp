@@ -15,8 +15,7 @@ using nvinfer1::DataType;
 using nvinfer1::Dims;
 using nvinfer1::PluginTensorDesc;
 
-constexpr char const* kFixShapes =
-    "correct the model or the shapes given to it; docs/op.md has the rules";
+constexpr char const* kFixShapes = "correct the model or the shapes given to it; docs/op.md has the rules";
 
 // Stands for the address of a side input while only shapes are known. Never read.
 float const kPlaceholder = 0.0f;
