@@ -95,6 +95,19 @@ def test_a_softmax_that_is_no_attention_is_listed() -> None:
     assert "One of them, before and after" not in page.text
 
 
+def test_a_page_of_a_model_without_attention_claims_no_proof() -> None:
+    text = Page(as_html(document(small_models.CLASSIFIER))).text
+    assert "No attention was fused" in text
+    assert "was compared with the unfused one" not in text
+
+
+def test_every_field_of_a_report_is_on_its_page_of_the_docs(repo_root: Path) -> None:
+    page = (repo_root / "docs" / "report.md").read_text()
+    made = document()
+    fields = {*made, *made["sites"][0], *made["sites"][1]["reason"], *made["example"], *made["example"]["memory"]}
+    assert not [field for field in fields if f"`{field}`" not in page and f"`example.{field}`" not in page]
+
+
 def test_a_page_without_a_check_says_that_nothing_is_proven() -> None:
     text = Page(as_html(document(check=None))).text
     assert "Not proven" in text
