@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ONNX Runtime's ``com.microsoft.MultiHeadAttention``: packed or not, with and without a cache.
 
-Text and CPU kernel of ONNX Runtime 1.32: a key padding mask adds ``mask_filter_value`` where it is 0; lengths are the
-keys that count; ``unidirectional`` hides later keys altogether.
+Text and CPU kernel of ONNX Runtime 1.32: ``mask_filter_value`` is added where the key padding mask is 0, or from a
+length on; ``unidirectional`` hides later keys altogether.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def read(anchor: ir.Node, region: Region) -> Attention:
     query, new_key = operands[0], operands[1]
     present = [_present(anchor, i, v, heads, region) for i, v in enumerate(operands[1:], start=1)]
     causal = bool(g.int_attribute(anchor, "unidirectional", 0))
-    lengths, masks = key_padding(anchor, 4, query, present[0], region)
+    masks = key_padding(anchor, 4, query, present[0], region)
     bias = g.input_of(anchor, 5)
     operator = Operator(
         query,
@@ -51,7 +51,6 @@ def read(anchor: ir.Node, region: Region) -> Attention:
         masks=masks if bias is None else (*masks, bias),
         band=band_behind(anchor, causal, query, new_key, g.input_of(anchor, 6), region),
         flat=True,
-        lengths=lengths,
         also=tuple((v, p) for v, p in zip(anchor.outputs[1:3], present, strict=False) if is_used(v)),
     )
     return attention_of(anchor, operator, region)
@@ -91,19 +90,18 @@ def band_behind(
     return Band(None, 0, past is not None, False)
 
 
-def key_padding(
-    anchor: ir.Node, index: int, query: ir.Value, key: ir.Value, region: Region
-) -> tuple[ir.Value | None, tuple[ir.Value, ...]]:
-    """The key padding mask at input ``index`` as lengths ``[B]``, or as what is added to the scores."""
+def key_padding(anchor: ir.Node, index: int, query: ir.Value, key: ir.Value, region: Region) -> tuple[ir.Value, ...]:
+    """What the key padding mask at input ``index`` adds to the scores; it may be lengths ``[B]``."""
     mask = g.input_of(anchor, index)
     if mask is None:
-        return None, ()
+        return ()
     shape, of_query = region.shapes.shape(mask), region.shapes.shape(query)
     if shape is not None and of_query is not None and len(shape) == 1:
         if region.shapes.normal(shape[0]) == region.shapes.normal(of_query[0]):
-            return mask, ()
+            return (_filled(anchor, _below(mask, key, region), 2, query, region),)
     elif shape is not None and len(shape) in (2, 3) and region.shapes.normal(shape[-1]) == length_of(key, region):
-        return None, (_filled(anchor, mask, len(shape), query, region),)
+        none = region.drafts.constant(np.zeros((), dtype=(region.shapes.dtype(mask) or ir.DataType.INT32).numpy()))
+        return (_filled(anchor, region.drafts.op("Greater", mask, none), len(shape), query, region),)
     raise Refused(
         "bias_shape",
         f'"{mask.name}" has shape {None if shape is None else list(shape)}: not [B], [B, Skv] or [B, Sq, Skv] for sure',
@@ -112,15 +110,24 @@ def key_padding(
     )
 
 
-def _filled(anchor: ir.Node, mask: ir.Value, rank: int, query: ir.Value, region: Region) -> ir.Value:
-    """``[B, 1, 1 or Sq, Skv]``: 0 where the mask is positive, else ``mask_filter_value``, in the query's type."""
+def _below(lengths: ir.Value, key: ir.Value, region: Region) -> ir.Value:
+    """``[B, Skv]``: True for the first ``lengths`` keys."""
     drafts = region.drafts
-    wide = drafts.unsqueeze(mask, *((1, 2) if rank == 2 else (1,)))
+    rank = len(region.shapes.shape(key) or ())
+    index, zero, one = (drafts.constant(np.array(n, dtype=np.int64)) for n in (rank - 2, 0, 1))
+    count = drafts.op("Gather", drafts.op("Shape", key), index, axis=0)
+    wide = drafts.unsqueeze(drafts.op("Cast", lengths, to=int(ir.DataType.INT64)), 1)
+    return drafts.op("Less", drafts.op("Range", zero, count, one), wide)
+
+
+def _filled(anchor: ir.Node, seen: ir.Value, rank: int, query: ir.Value, region: Region) -> ir.Value:
+    """``[B, 1, 1 or Sq, Skv]``: 0 where a key is seen, else ``mask_filter_value``, in the query's type."""
+    drafts = region.drafts
+    wide = drafts.unsqueeze(seen, *((1, 2) if rank == 2 else (1,)))
     dtype = region.shapes.dtype(query) or ir.DataType.FLOAT
     zero = drafts.constant(np.zeros((), dtype=dtype.numpy()))
     fill = drafts.constant(np.array(float_of(anchor, "mask_filter_value", -10000.0), dtype=dtype.numpy()))
-    none = drafts.constant(np.zeros((), dtype=(region.shapes.dtype(mask) or ir.DataType.INT32).numpy()))
-    return drafts.op("Where", drafts.op("Greater", wide, none), zero, fill)
+    return drafts.op("Where", wide, zero, fill)
 
 
 def _operands(anchor: ir.Node, heads: int, region: Region) -> list[ir.Value]:

@@ -29,7 +29,7 @@ def read(anchor: ir.Node, region: Region) -> Attention:
         )
     query, key, value = _projected(anchor, region)
     heads = g.int_attribute(anchor, "num_heads", 0)
-    lengths, masks = key_padding(anchor, 3, query, key, region)
+    masks = key_padding(anchor, 3, query, key, region)
     bias = g.input_of(anchor, 5)
     operator = Operator(
         query,
@@ -41,7 +41,6 @@ def read(anchor: ir.Node, region: Region) -> Attention:
         masks=masks if bias is None else (*masks, bias),
         band=band_behind(anchor, bool(g.int_attribute(anchor, "unidirectional", 0)), query, key, None, region),
         flat=True,
-        lengths=lengths,
     )
     return attention_of(anchor, operator, region)
 

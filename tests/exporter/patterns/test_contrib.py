@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from unittest import mock
+
 import numpy as np
 import onnx
 import onnx.parser
@@ -11,11 +14,15 @@ import pytest
 from exporter.graphs import only
 from exporter.torch_exports import run
 
+from flash_export import pipeline
+from flash_export.errors import NumbersDiffer
 from flash_export.find import find
 from flash_export.op import DOMAIN
+from flash_export.options import Options
 from flash_export.patterns.contrib import OPERATORS
 from flash_export.rewrite import rewrite
 from flash_export.sites import Site
+from flash_export.talk import Talk
 
 B, S, T, P, H, D = 2, 5, 7, 3, 4, 8  # grouped queries need a head dim of 8 n there
 WIDE = H * D
@@ -76,7 +83,7 @@ MULTIHEAD: dict[str, tuple[onnx.ModelProto, str, dict[str, np.ndarray]]] = {
     "lengths": (
         model(f"MultiHeadAttention <num_heads = {H}> (q, k, v, , m)", f"{QKV}, int32[B] m"),
         "FlashAttentionEx",
-        {"m": np.array([4, 7], np.int32)},
+        {"m": np.array([4, 0], np.int32)},
     ),
     "bias": (
         model(f"MultiHeadAttention <num_heads = {H}> (q, k, v, , , m)", f"{QKV}, float[1, {H}, S, T] m"),
@@ -213,3 +220,25 @@ def test_an_operator_without_a_reader_is_refused_by_name(operator: str) -> None:
     _, site = fuse(model(f"{operator} <num_heads = {H}> (q, k, v)", QKV))
     assert site.reason is not None
     assert (site.reason.code, operator in site.reason.text) == ("contrib_operator", True)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_the_check_of_an_operator_without_a_float64_twin_lets_rounding_pass_and_no_scale(
+    factor: float, tmp_path: Path
+) -> None:
+    onnx.save(CASES["multihead-plain"][0], tmp_path / "in.onnx")
+    options = Options(source=tmp_path / "in.onnx", output=tmp_path / "out.onnx")
+
+    def scaled(model: ir.Model, sites: list[Site], *, fallback: bool) -> int:
+        count = rewrite(model, sites, fallback=fallback)
+        for node in model.graph:
+            if node.domain == DOMAIN:
+                node.attributes["scale"] = ir.AttrFloat32("scale", factor * node.attributes["scale"].as_float())
+        return count
+
+    with mock.patch.object(pipeline, "rewrite", scaled):
+        if factor == 1.0:
+            assert pipeline.run(options, Talk(quiet=True)).saved is not None
+        else:
+            with pytest.raises(NumbersDiffer):
+                pipeline.run(options, Talk(quiet=True))
