@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import torch
+from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
 from flash_export.errors import UnsupportedModel, UsageError
@@ -140,7 +142,8 @@ def _export(loaded: Loaded, ranges: dict[str, tuple[int, int | None]]) -> torch.
     }
     shapes = (tuple(named.values()),) if loaded.by_position else named
     args, kwargs = _call_arguments(loaded)
-    with torch.no_grad(), _plain_attention():
+    # At some failures PyTorch prints the whole graph so far.
+    with torch.no_grad(), _plain_attention(), contextlib.redirect_stderr(io.StringIO()):
         return torch.export.export(loaded.module, args, kwargs, dynamic_shapes=shapes, strict=False)
 
 
@@ -150,13 +153,20 @@ def _is_sum(dim: Dim) -> bool:
 
 @contextlib.contextmanager
 def _plain_attention() -> Iterator[None]:
-    """Without nn.MultiheadAttention's fused fast path, which has no ONNX form and other rounding."""
+    """Without nn.MultiheadAttention's fused fast path, which has no ONNX form and other rounding.
+
+    nn.Transformer looks into a mask to see whether it is causal, which a graph cannot follow. The answer only picks a
+    kernel, so here it is no; whether the mask is causal is proven in the graph, at every length.
+    """
     previous = torch.backends.mha.get_fastpath_enabled()
+    look = transformer._detect_is_causal_mask
     torch.backends.mha.set_fastpath_enabled(False)
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
     try:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(previous)
+        transformer._detect_is_causal_mask = look
 
 
 _SUGGESTED = re.compile(r"^\s*(\w+) = Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)\s*$", re.MULTILINE)

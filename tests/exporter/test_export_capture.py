@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from flash_export import export_capture
+from flash_export.errors import UnsupportedModel
 from flash_export.load import Argument, Loaded
 from flash_export.options import Dim
 
@@ -91,6 +92,41 @@ def test_a_range_up_to_the_length_of_a_sliced_table_is_narrowed_with_a_note(tmp_
     _, ranges, notes = export_capture.capture(loaded, export_capture.call_of(loaded))
     assert ranges["seq"] == (1, 11)
     assert notes == ["seq: 1..12 narrowed to 1..11 by the model"]
+
+
+class Decoder(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = torch.nn.TransformerDecoderLayer(24, 3, 40, batch_first=True)
+        self.layers = torch.nn.TransformerDecoder(layer, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        return self.layers(x, x, tgt_mask=mask)
+
+
+def loaded_on(module: torch.nn.Module, folder: Path) -> Loaded:
+    arguments = (Argument("x", torch.randn(2, 7, 24), {0: Dim("batch"), 1: Dim("seq")}),)
+    return Loaded(folder, "module", module.eval(), arguments=arguments)
+
+
+def test_a_transformers_look_into_its_mask_does_not_end_the_export(tmp_path: Path) -> None:
+    loaded = loaded_on(Decoder(), tmp_path)
+    program, _, _ = export_capture.capture(loaded, export_capture.call_of(loaded))
+    x = torch.randn(3, 11, 24)
+    torch.testing.assert_close(program.module()(x=x), loaded.module(x))
+
+
+class Decides(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if (x.sum() > 0).item() else x
+
+
+def test_pytorchs_dump_of_the_graph_does_not_hide_the_reason(tmp_path: Path, capfd) -> None:
+    loaded = loaded_on(Decides(), tmp_path)
+    with pytest.raises(UnsupportedModel, match="decides by the values"):
+        export_capture.capture(loaded, export_capture.call_of(loaded))
+    assert "torch.ops.aten" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
