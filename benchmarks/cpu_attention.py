@@ -6,7 +6,7 @@ Every round runs each way for a moment, one after the other, and what is printed
 Runtime and PyTorch have a process each, and the idle one sleeps. Memory is the peak that one run adds in a fresh
 process.
 
-    python benchmarks/cpu_attention.py                # rewrites the tables in docs/performance.md, under 3 minutes
+    python benchmarks/cpu_attention.py                # rewrites the tables in docs/performance.md, in a few minutes
     python benchmarks/cpu_attention.py --check        # only prints them
     python benchmarks/cpu_attention.py --full         # more lengths and rounds, half an hour
 """

@@ -8,7 +8,7 @@ namespace flash_export::cpu {
 namespace {
 
 constexpr Kernels kernelsNamed(char const* name) {
-  return {name,        kStripRows, kStrips * kStripRows, kLanes / 2,  tile,
+  return {name,        kStripRows, kStrips * kStripRows, kSliceRows,  tile,
           tileScratch, slice,      sliceScratch,         partialSize, combine};
 }
 
