@@ -116,7 +116,7 @@ def _longest(module: Any, config: Any) -> int | None:
 
     RoBERTa and its kin number positions from padding_idx + 1, so their table is longer than the sequence may be.
     """
-    longest = getattr(config, "max_position_embeddings", None)
+    longest = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
     if not isinstance(longest, int) or longest < 2:
         return None
     for name, part in module.named_modules():
@@ -268,6 +268,7 @@ def _from_pretrained(cls: Any, folder: Path, dtype: Any) -> Any:
         "use_safetensors": True,
         "trust_remote_code": False,
         "dtype": dtype,
+        "experts_implementation": "batched_mm",  # the only one without a choice by data and with an ONNX form
     }
     ours = huggingface_attention.NAME if huggingface_attention.fits(cls) else "eager"
     try:

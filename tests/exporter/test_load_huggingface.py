@@ -32,6 +32,7 @@ TEXT = SMALL | {
     "eos_token_id": 2,
 }
 GROUPED = TEXT | {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 4}
+MOE = {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 8}
 T5 = {"num_layers": 1, "num_heads": 3, "d_model": 24, "d_kv": 8, "d_ff": 40, "vocab_size": 71}
 BART = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 3, "decoder_attention_heads": 3}
 BART |= {"d_model": 24, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40, "vocab_size": 71, "max_position_embeddings": 48}
@@ -78,6 +79,8 @@ def draw(value: ir.Value, sizes: dict[str, int], generator: np.random.Generator)
             3,
             {"batch": (1, 2**31 - 1), "seq": (1, 2**31 - 1), "decoder_seq": (1, 2**31 - 1)},
         ),
+        # Two attentions with sinks, two routers; the experts are chosen without branching on data.
+        ("GptOssModel", GROUPED | MOE, 4, {"batch": (1, 2**31 - 1), "seq": (1, 48)}),
         ("BartModel", BART, 3, {"batch": (1, 2**31 - 1), "seq": (1, 48), "decoder_seq": (1, 48)}),
     ],
 )
