@@ -36,6 +36,9 @@ FORGETS = float(np.finfo(np.float16).min)
 SWAMPS = -1e30
 """A score added to this or less is rounded away in fp32 and bf16, so that replacing a score equals adding the fill."""
 
+SWAMPED = -1e38
+"""A fill below ``SWAMPS`` that fp32 and bf16 hold."""
+
 
 def uniform(value: ir.Value, evaluator: Evaluator) -> float | None:
     """The number that every element of ``value`` holds, whatever its lengths; None when there is no such number."""
@@ -160,15 +163,25 @@ def _place(term: Term, others: list[Term], plan: MaskPlan, prover: _Prover) -> N
     if isinstance(term, Added) and len(kept) == len(conjuncts(Literal(hidden.condition, hidden.keep))):
         plan.parts.append(BiasPart(term.axes, term.node, added=term.value, factor=term.factor))
         return
-    if isinstance(term, Hidden) and hidden.fill > SWAMPS:
+    fill = hidden.fill
+    if isinstance(term, Hidden) and fill > SWAMPS and all(_like(term, other) for other in others):
+        # Whatever the one number is: a row with a visible key forgets it, and one without weighs all keys alike.
+        fill = SWAMPED
+    elif isinstance(term, Hidden) and fill > SWAMPS:
         raise Refused(
             "mask_replaces_scores",
-            f"Where replaces masked scores by {hidden.fill:g}, which a score is not rounded away against",
+            f"Where replaces masked scores by {fill:g} beside other masks or biases: rows whose keys are all hidden would "
+            "weigh them otherwise",
             term.node,
-            "mask with -inf, or add the fill instead of replacing the score",
+            "write masked_fill(hidden, float('-inf')), or add the fill instead of replacing the score",
         )
     overrides = _overrides(term)
-    plan.parts.append(BiasPart(hidden.axes, hidden.node, literals=tuple(kept), fill=hidden.fill, overrides=overrides))
+    plan.parts.append(BiasPart(hidden.axes, hidden.node, literals=tuple(kept), fill=fill, overrides=overrides))
+
+
+def _like(term: Hidden, other: Term) -> bool:
+    """Whether another term hides scores by the same number, or for good: then no row holds two kinds of hidden keys."""
+    return isinstance(other, Hidden) and other.fill in (term.fill, -np.inf)
 
 
 def _overrides(term: Term) -> bool:

@@ -558,3 +558,40 @@ def test_a_bias_from_which_the_scores_are_subtracted_is_a_bias_and_a_negative_sc
     mask = np.random.default_rng(4).standard_normal((2, 1, 1, 7)).astype(np.float32)
     expected, got = both(proto, fused, [*numbers(SIZES[0]), mask])
     np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "masked = Where (pad, some, scaled)",
+        "keep = LessOrEqual (j, i)\n first = Where (keep, scaled, some)\n masked = Where (pad, some, first)",
+        "keep = LessOrEqual (j, i)\n first = Where (keep, scaled, hidden)\n masked = Where (pad, some, first)",
+    ],
+)
+@pytest.mark.parametrize("fill", ["-1e9", "-65504"])
+def test_a_single_number_that_replaces_scores_gives_the_mean_of_v_where_every_key_is_hidden(
+    lines: str, fill: str
+) -> None:
+    proto = attention(
+        lines,
+        inputs=graphs.QKV + ", bool[B, 1, 1, T] pad",
+        constants=f"{graphs.CONSTANTS}, float some = {{{fill}}}",
+    )
+    fused, sites = fuse(proto)
+    assert only(sites).status == "fused", only(sites).reason
+    for sizes in SIZES:
+        pad = np.zeros((sizes["B"], 1, 1, sizes["T"]), bool)
+        pad[0, ..., : sizes["T"] // 2 + 1] = True
+        pad[-1] = True
+        q, k, v = numbers(sizes)
+        expected, got = both(proto, fused, [q * 4, k * 4, v, pad])
+        np.testing.assert_allclose(got, expected, atol=2e-5, rtol=0)
+
+
+def test_a_number_that_replaces_scores_before_a_bias_is_refused() -> None:
+    proto = attention(
+        "first = Where (pad, some, scaled)\n masked = Add (first, m)",
+        inputs=graphs.QKV + ", bool[B, 1, 1, T] pad, float[B, 1, 1, T] m",
+        constants=graphs.CONSTANTS + ", float some = {-1e9}",
+    )
+    assert graphs.code(proto) == "mask_replaces_scores"
