@@ -64,7 +64,10 @@ def _flash_export(
     ] = None,
     dtype: Annotated[
         DtypeName | None,
-        typer.Option(help="Casts weights and float inputs before export; for state dicts and Hugging Face folders."),
+        typer.Option(
+            help="Casts the weights before export, of state dicts and Hugging Face folders; what --input describes "
+            "is taken as written."
+        ),
     ] = None,
     opset: Annotated[int | None, typer.Option(help=r"ONNX opset. \[default: 18; an ONNX file keeps its own]")] = None,
     require_all: Annotated[

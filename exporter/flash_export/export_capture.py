@@ -30,6 +30,7 @@ class Call:
     function: Callable[..., Any]
     leaves: list[Any]
     spec: Any
+    advice: str = "check names, types and sizes of --input"
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -53,7 +54,7 @@ class Call:
                 where="forward() in eager PyTorch",
                 got=f"{type(error).__name__}: {str(error)[:300]}; inputs {[list(t.shape) for t in tensors]}",
                 need="inputs that forward accepts",
-                do="check names, types and sizes of --input",
+                do=self.advice,
             ) from error
 
     def reference(self, names: list[str]) -> Callable[[dict[str, np.ndarray]], list[np.ndarray]]:
@@ -82,7 +83,20 @@ def call_of(loaded: Loaded) -> Call:
         return Call(loaded.program.module(check_guards=False), leaves, spec)
     assert loaded.module is not None  # every source is a program or a module; ONNX does not come here
     leaves, spec = pytree.tree_flatten(_call_arguments(loaded))
-    return Call(loaded.module, leaves, spec)
+    odd = _other_floats(loaded)
+    return Call(loaded.module, leaves, spec, odd) if odd else Call(loaded.module, leaves, spec)
+
+
+def _other_floats(loaded: Loaded) -> str:
+    """What to do about inputs whose float type is not that of any weight; empty where there are none."""
+    assert loaded.module is not None
+    weights = {tensor.dtype for tensor in loaded.module.parameters() if tensor.is_floating_point()}
+    odd = [a for a in loaded.arguments if a.tensor.is_floating_point() and a.tensor.dtype not in weights]
+    if not odd or len(weights) != 1:
+        return ""
+    wanted, given = (str(dtype).removeprefix("torch.") for dtype in (weights.pop(), odd[0].tensor.dtype))
+    inputs = " ".join(f"--input {a.name}:{wanted}:..." for a in odd)
+    return f"the weights are {wanted} and {odd[0].name} is {given}: try {inputs}, or cast it in forward"
 
 
 def _call_arguments(loaded: Loaded) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
@@ -213,7 +227,7 @@ def _without_end(
     excluded: list[tuple[str, int]], ranges: dict[str, tuple[int, int | None]]
 ) -> dict[str, tuple[int, int | None]] | None:
     """The ranges without those sizes, where each is an end of its range."""
-    narrowed = {}
+    narrowed: dict[str, tuple[int, int | None]] = {}
     for name, size in excluded:
         low, high = narrowed.get(name) or ranges.get(name, (0, 0))
         if size == high and size > low:

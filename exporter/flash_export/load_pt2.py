@@ -237,7 +237,7 @@ def _unsafe(path: Path, member: str, got: str) -> UserError:
     )
 
 
-def _broken(path: Path, got: str) -> UserError:
+def _broken(path: Path, got: str) -> UsageError:
     return UsageError(
         "the ExportedProgram cannot be read",
         where=str(path),

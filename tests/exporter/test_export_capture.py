@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flash_export import export_capture
-from flash_export.errors import UnsupportedModel
+from flash_export.errors import UnsupportedModel, UsageError
 from flash_export.load import Argument, Loaded
 from flash_export.options import Dim
 
@@ -105,8 +105,8 @@ class Decoder(torch.nn.Module):
         return self.layers(x, x, tgt_mask=mask)
 
 
-def loaded_on(module: torch.nn.Module, folder: Path) -> Loaded:
-    arguments = (Argument("x", torch.randn(2, 7, 24), {0: Dim("batch"), 1: Dim("seq")}),)
+def loaded_on(module: torch.nn.Module, folder: Path, name: str = "x") -> Loaded:
+    arguments = (Argument(name, torch.randn(2, 7, 24), {0: Dim("batch"), 1: Dim("seq")}),)
     return Loaded(folder, "module", module.eval(), arguments=arguments)
 
 
@@ -127,6 +127,20 @@ def test_pytorchs_dump_of_the_graph_does_not_hide_the_reason(tmp_path: Path, cap
     with pytest.raises(UnsupportedModel, match="decides by the values"):
         export_capture.capture(loaded, export_capture.call_of(loaded))
     assert "torch.ops.aten" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("dtype", "advice"), [(torch.float16, "--input input:float16:..."), (torch.float32, "check names")]
+)
+def test_an_input_of_another_float_type_than_the_weights_is_named(
+    dtype: torch.dtype, advice: str, tmp_path: Path
+) -> None:
+    loaded = loaded_on(torch.nn.Linear(24 if dtype == torch.float16 else 5, 3).to(dtype), tmp_path, "input")
+    call = export_capture.call_of(loaded)
+    with pytest.raises(UsageError, match="fails on the inputs") as error:
+        call.run(call.tensors)
+    assert advice in error.value.do
+    assert ("dtype" if dtype == torch.float16 else "shapes") in error.value.got
 
 
 @pytest.mark.parametrize(
