@@ -121,7 +121,7 @@ class _Archive:
         except RuntimeError as error:
             raise self._damaged(error) from None
 
-    def _damaged(self, error: Exception) -> UsageError:
+    def _damaged(self, error: Exception) -> UserError:
         return _broken(self.path, str(error).splitlines()[0][:200])
 
 
