@@ -497,13 +497,18 @@ def test_a_triangle_over_heads_and_keys_is_not_causal() -> None:
     np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
 
 
-def test_a_scale_that_grows_with_the_length_is_no_number() -> None:
+def test_a_scale_that_grows_with_the_length_multiplies_q() -> None:
     """max(1, log(T) / log(512)) is 1 at every length that a quick test would try."""
     lines = (
         "f = Cast <to = 1> (columns)\n l = Log (f)\n d = Div (l, log512)\n r = Max (d, one)\n masked = Mul (scaled, r)"
     )
     proto = attention(lines, constants=graphs.CONSTANTS + ", float log512 = {6.2383246}, float one = {1}")
-    assert graphs.code(proto) == "scale_not_scalar"
+    fused, sites = fuse(proto)
+    assert only(sites).status == "fused", only(sites).reason
+    for sizes in ({"B": 1, "S": 5, "T": 7}, {"B": 1, "S": 5, "T": 1300}):
+        q, k, v = numbers(sizes)
+        expected, got = both(proto, fused, [q * 3, k * 3, v])
+        np.testing.assert_allclose(got, expected, atol=2e-5, rtol=0)
 
 
 def test_a_tanh_of_a_tanh_is_no_soft_cap() -> None:

@@ -199,7 +199,7 @@ def _row_factor(node: ir.Node, by: ir.Value, region: Region) -> Callable[[Expres
 
     def effect(e: Expression) -> None:
         shape = region.shapes.shape(by)
-        if node.op_type == "Div" or shape is None or not shape or shape[-1] != ONE or len(shape) > len(e.axes):
+        if node.op_type == "Div" or shape is None or shape[-1:] not in ((), (ONE,)) or len(shape) > len(e.axes):
             what = "by a tensor that differs from key to key"
         elif e.terms or e.softcap or e.inside_tanh or e.sinks is not None:
             what = "by a tensor after a mask, a bias, a soft cap or a sink"
