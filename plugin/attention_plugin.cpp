@@ -129,6 +129,10 @@ size_t AttentionPlugin::getWorkspaceSize(DynamicPluginTensorDesc const* inputs, 
                                          DynamicPluginTensorDesc const*, int32_t nbOutputs) const noexcept {
   return guarded("getWorkspaceSize", size_t{0}, [&] {
     checkArity(mNode, nbInputs, nbOutputs);
+    std::vector<PluginTensorDesc> smallest = inputsAt(inputs, nbInputs, &DynamicPluginTensorDesc::min);
+    agreeOnBounds(mNode, smallest.data());
+    // Not only to save it: TensorRT for RTX 1.7 builds no plugin with a workspace inside a branch.
+    if (readProblem(mNode, smallest.data()).seqlen_q > kFlashMaxSplitQueries) return size_t{0};
     std::vector<PluginTensorDesc> largest = inputsAt(inputs, nbInputs, &DynamicPluginTensorDesc::max);
     agreeOnBounds(mNode, largest.data());
     FlashAttentionArgs const args = readProblem(mNode, largest.data());
@@ -157,7 +161,8 @@ int32_t AttentionPlugin::enqueue(PluginTensorDesc const* inputDesc, PluginTensor
     checkOutputs(mNode, args, outputDesc);
     if (isEmpty(args)) return 0;
     bindAddresses(mNode, args, inputs, outputs);
-    if (workspace == nullptr && flashAttentionWorkspace(&args) > 0) {
+    if (workspace == nullptr && args.seqlen_q <= kFlashMaxSplitQueries &&
+        flashAttentionWorkspace(&args) > 0) {
       throw PluginError(std::string{"cannot launch "} + infoOf(mNode.op).name, "node \"" + mNode.layer + "\"",
                         "no workspace",
                         std::to_string(flashAttentionWorkspace(&args)) + " bytes of workspace",

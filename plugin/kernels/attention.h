@@ -55,6 +55,9 @@ struct FlashAttentionArgs {
 // Returns the number of reasons; 0: it runs. Host only, touches no pointer, needs no GPU.
 int32_t flashAttentionWhyUnsupported(FlashAttentionArgs const* args, char* text, size_t text_size);
 
+// A problem with more queries than this has work for the whole device and never uses a workspace.
+enum { kFlashMaxSplitQueries = 16 };
+
 // Bytes of device memory, aligned to 4, that flashAttentionLaunch may use at `workspace`; 0 when none. Never
 // smaller for a larger problem: memory for the largest shapes of a range serves every problem in it. A few
 // MiB at most.

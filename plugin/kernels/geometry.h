@@ -5,6 +5,8 @@
 #pragma once
 #include <cstdint>
 
+#include "attention.h"
+
 #ifdef __CUDACC__
 #define FLASH_HOST_DEVICE __host__ __device__
 #else
@@ -101,7 +103,7 @@ FLASH_HOST_DEVICE constexpr int packOf(int group, int64_t seqlen_q, int tile_q) 
 // combined. Rows are at most kMaxSplitRows a block and blocks at most kMaxSplitBlocks, so the partial
 // results are small whatever the problem is.
 constexpr int kMaxSplits = 64;
-constexpr int kMaxSplitRows = 16;
+constexpr int kMaxSplitRows = kFlashMaxSplitQueries;
 constexpr int kMaxSplitBlocks = 256;
 
 // The fewest splits with at least 85 % of the best use of the last wave of blocks (the heuristic of flash-

@@ -200,6 +200,19 @@ TEST(the_workspace_is_asked_for_the_largest_shapes_that_agree) {
   EXPECT(args.bias != nullptr && args.kv_lengths != nullptr && args.sinks != nullptr && args.lse != nullptr);
 }
 
+TEST(no_workspace_is_asked_for_or_needed_where_every_length_is_long) {
+  Call call = exCall();
+  std::vector<DynamicPluginTensorDesc> in = host::dynamic(call.in);
+  std::vector<DynamicPluginTensorDesc> const out = host::dynamic(call.out);
+  fake::kernels.workspace = 12345;
+  for (int64_t shortest : {int64_t{kFlashMaxSplitQueries}, int64_t{kFlashMaxSplitQueries} + 1}) {
+    in[0].min = host::dims({1, 6, shortest, 8});
+    in[0].max = host::dims({8, 6, 70, 8});
+    size_t const asked = host::build(call.plugin).getWorkspaceSize(in.data(), 6, out.data(), 2);
+    EXPECT(asked == (shortest > kFlashMaxSplitQueries ? 0 : 12345), shortest << ' ' << asked);
+  }
+}
+
 TEST(random_descriptions_are_refused_or_launched_but_never_crash) {
   host::Messages messages;
   std::mt19937 random(20261129);
