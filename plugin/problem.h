@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "kernels/attention.h"
+#include "kernels/flash_attention.h"
 #include "params.h"
 
 namespace flash_export {

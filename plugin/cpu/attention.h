@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operator on a CPU: the arguments of kernels/attention.h with host pointers, and someone's threads.
+// The operator on a CPU: the arguments of kernels/flash_attention.h with host pointers, and someone's
+// threads.
 #pragma once
 #include <cstddef>
 
-#include "kernels/attention.h"
+#include "kernels/flash_attention.h"
 #include "rows.h"
 
 namespace flash_export::cpu {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/attention.h"
+#include "kernels/flash_attention.h"
 
 namespace flash_export::cpu {
 namespace {

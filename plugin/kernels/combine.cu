@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "attention.h"
 #include "combine.h"
+#include "flash_attention.h"
 #include "start.h"
 
 namespace flash_export::kernels {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The door's three functions (attention.h): what is refused, and which compiled kernel serves a problem. Host
-// code, the same for CUDA and for the emulation.
+// The door's three functions (flash_attention.h): what is refused, and which compiled kernel serves a
+// problem. Host code, the same for CUDA and for the emulation.
 #include "dispatch.h"
 
 #include <algorithm>

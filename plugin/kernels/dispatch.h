@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include "attention.h"
+#include "flash_attention.h"
 #include "variants.h"
 
 namespace flash_export::kernels {

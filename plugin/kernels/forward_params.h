@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a forward kernel is given: the arguments of the door (attention.h), resolved on the host to what the
-// device needs. Passed by value as the kernel's only parameter.
+// What a forward kernel is given: the arguments of the door (flash_attention.h), resolved on the host to what
+// the device needs. Passed by value as the kernel's only parameter.
 #pragma once
-#include "attention.h"
+#include "flash_attention.h"
 #include "geometry.h"
 
 namespace flash_export::kernels {

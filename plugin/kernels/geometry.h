@@ -5,7 +5,7 @@
 #pragma once
 #include <cstdint>
 
-#include "attention.h"
+#include "flash_attention.h"
 
 #ifdef __CUDACC__
 #define FLASH_HOST_DEVICE __host__ __device__

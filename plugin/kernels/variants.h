@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // variants.inc as data, for dispatch and for the tests.
 #pragma once
-#include "attention.h"
+#include "flash_attention.h"
 #include "geometry.h"
 
 namespace flash_export::kernels {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels' door (plugin/kernels/attention.h) on a CPU: the emulated build, called through ctypes."""
+"""The kernels' door (plugin/kernels/flash_attention.h) on a CPU: the emulated build, called through ctypes."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 #pragma once
 #include <string>
 
-#include "kernels/attention.h"
+#include "kernels/flash_attention.h"
 
 namespace fake {
 

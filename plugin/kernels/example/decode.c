@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "attention.h"
+#include "flash_attention.h"
 
 #ifdef FLASH_ON_HOST
 #include <string.h>

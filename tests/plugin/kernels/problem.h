@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "attention.h"
+#include "flash_attention.h"
 
 namespace kernel_tests {
 
