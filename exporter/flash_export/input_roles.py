@@ -40,6 +40,9 @@ _SIZE_OPERANDS = {
     "Slice": {1, 2, 3, 4}, "Split": {1}, "Tile": {1}, "TopK": {1},
 }  # fmt: skip
 
+_COUNTS = {"Add", "Cast", "Gather", "Identity", "ReduceSum", "Reshape", "Squeeze", "Sub", "Unsqueeze"}
+"""From a mask to the number of its tokens."""
+
 _INTEGERS = {ir.DataType.INT64, ir.DataType.INT32}
 
 
@@ -86,11 +89,27 @@ def _role(model: ir.Model, value: ir.Value) -> Role:
         if evidence.limits:
             known = [limit for limit in evidence.limits if limit is not None]
             return Role("index", min(known) if known else None)
+        if _counts_cached_keys(value):
+            # A padded prompt leaves rows of GroupQueryAttention unspecified: only ones compare.
+            return Role("size")
         if evidence.compared or evidence.one_minus or evidence.cast or "mask" in name:
             return Role("mask")
         return Role("size") if evidence.size else Role("index")
     # A float that is compared or summed is as a rule no mask: only `1 - x` says so.
     return Role("mask" if evidence.one_minus else "number")
+
+
+def _counts_cached_keys(value: ir.Value) -> bool:
+    """Whether a mask is summed up to ``seqlens_k`` of a GroupQueryAttention node."""
+    todo, seen = [value], {value}
+    while todo:
+        for node, operand in todo.pop().uses():
+            if node.op_type == "GroupQueryAttention" and operand == 5:
+                return True
+            new = [v for v in node.outputs if v not in seen] if node.op_type in _COUNTS and operand == 0 else []
+            seen.update(new)
+            todo.extend(new)
+    return False
 
 
 def _follow(model: ir.Model, start: ir.Value) -> _Evidence:

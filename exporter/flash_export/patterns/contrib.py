@@ -6,26 +6,40 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from flash_export.canonical import Attention, Refused
+from flash_export.patterns.operator import SEPARATE
 from flash_export.region import Region
 
 DOMAIN = "com.microsoft"
-OPERATORS = (
-    "DecoderMaskedMultiHeadAttention",
-    "PackedAttention",
-    "PackedMultiHeadAttention",
-    "SparseAttention",
-)
+_BEFORE = "export from PyTorch, or from the ONNX file before ONNX Runtime's optimizer"
+_QUANTIZED = ("quantized", "computes with quantized numbers", "export before quantizing")
+_SPARSE = ("contrib_operator", "skips keys by a pattern of its own", "leave it in ONNX Runtime's operators")
+_PACKED = ("contrib_operator", "holds its sequences end to end, without a batch axis", _BEFORE)
+_IN_PLACE = ("cache_in_place", "writes into a cache that it is given", SEPARATE)
+_PAGED = ("cache_in_place", "reads its cache through a table of blocks", SEPARATE)
+_WHY = {
+    "DecoderAttention": ("contrib_operator", "chooses between its inputs at run time", _BEFORE),
+    "DecoderMaskedMultiHeadAttention": _IN_PLACE,
+    "DecoderMaskedSelfAttention": _IN_PLACE,
+    "DynamicSparseAttention": _SPARSE,
+    "LongformerAttention": _SPARSE,
+    "PackedAttention": _PACKED,
+    "PackedMultiHeadAttention": _PACKED,
+    "PagedAttention": _PAGED,
+    "QAttention": _QUANTIZED,
+    "QLinearSoftmax": _QUANTIZED,
+    "QOrderedAttention": _QUANTIZED,
+    "QOrderedLongformerAttention": _QUANTIZED,
+    "SparseAttention": _SPARSE,
+    "SparsePagedAttention": _PAGED,
+}
+OPERATORS = tuple(_WHY)
 
 
 def read(anchor: ir.Node, region: Region) -> Attention:
     """Never returns.
 
     Raises:
-        Refused: ``contrib_operator``, always.
+        Refused: always, with the operator's own reason.
     """
-    raise Refused(
-        "contrib_operator",
-        f"{anchor.op_type} of {DOMAIN} is ONNX Runtime's own operator",
-        anchor,
-        "export from PyTorch, or from the ONNX file before ONNX Runtime's optimizer",
-    )
+    code, what, action = _WHY[anchor.op_type]
+    raise Refused(code, f"{anchor.op_type} of {DOMAIN}, ONNX Runtime's own operator, {what}", anchor, action)

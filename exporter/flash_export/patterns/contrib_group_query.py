@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX Runtime's ``com.microsoft.GroupQueryAttention``, as far as a prompt without a cache.
+"""ONNX Runtime's ``com.microsoft.GroupQueryAttention``, with and without a cache, rotation and sinks of its own.
 
-With a cache the operator places the new keys by lengths that only run time knows, and its own rotation reads positions
-from them; both are refused.
+Behind a cache the node stands in the lower right corner of as many keys as its lengths say. Where a prompt is padded
+on the right, that corner is the end of the padding: rows of tokens never reach it, and those of the padding are
+unspecified by the operator.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import onnx_ir as ir
 from flash_export import graph as g
 from flash_export.bands import Band
 from flash_export.canonical import Attention, Refused
-from flash_export.patterns.contrib_multihead import refuse_inputs
+from flash_export.patterns.contrib_cache import Cache, Places, read_cache
+from flash_export.patterns.contrib_rotary import read_rotation, rotated
 from flash_export.patterns.operator import (
     Operator,
     attention_of,
@@ -21,44 +23,42 @@ from flash_export.patterns.operator import (
     float_of,
     heads_first,
     is_used,
+    refuse_inputs,
     refuse_scores,
 )
 from flash_export.region import Region
-
-_UNKNOWN = {
-    3: "past_key",
-    4: "past_value",
-    7: "cos_cache",
-    8: "sin_cache",
-    12: "k_scale",
-    13: "v_scale",
-    14: "q_norm_weight",
-    15: "k_norm_weight",
-    16: "query_seqlens",
-}
 
 
 def read(anchor: ir.Node, region: Region) -> Attention:
     """The attention that a ``GroupQueryAttention`` node computes.
 
     Raises:
-        Refused: it has a past, rotates, is quantized, or its probabilities are an output.
+        Refused: its cache is quantized or evicts keys, it normalises Q and K, or its probabilities are an output.
     """
     refuse_scores(anchor, 3)
-    refuse_inputs(anchor, _UNKNOWN)
-    if g.int_attribute(anchor, "smooth_softmax", 0) or g.int_attribute(anchor, "do_rotary", 0):
-        raise Refused("contrib_operator", "the operator rotates, or smooths its softmax", anchor, "export from PyTorch")
+    _refuse_unknown(anchor)
     heads, kv_heads = (g.int_attribute(anchor, name, 0) for name in ("num_heads", "kv_num_heads"))
     query, key, value = _operands(anchor, heads, kv_heads, region)
-    present = [
-        behind(None, heads_first(anchor, v, kv_heads, "kv"[i], region), region) if _is_output(anchor, i + 1) else v
-        for i, v in enumerate((key, value))
-    ]
-    window = g.int_attribute(anchor, "local_window_size", -1)
+    cache = read_cache(anchor, region)
+    query, key = _rotated(anchor, cache, (query, key), (heads, kv_heads), region)
+    new = [heads_first(anchor, v, kv_heads, "kv"[i], region) for i, v in enumerate((key, value))]
+    past = [g.input_of(anchor, i) for i in (3, 4)]
     causal = bool(g.int_attribute(anchor, "causal", 1))
-    lengths, bias = g.input_of(anchor, 5), g.input_of(anchor, 10)
-    if lengths is not None:
-        lengths = region.drafts.op("Add", lengths, region.drafts.constant(np.array([1], dtype=np.int32)))
+    window = g.int_attribute(anchor, "local_window_size", -1)
+    if past[0] is not None and past[1] is not None:
+        depth = _depth(anchor, new[0], region)
+        places = Places(cache, past[0], region)
+        present = [places.fill(p, v, kv_heads, depth) for p, v in zip(past, new, strict=True) if p is not None]
+        lengths = region.drafts.op("Add", cache.past, cache.seqlen_q) if causal else cache.total
+    else:
+        present = [
+            behind(None, v, region) if _is_output(anchor, i) else plain
+            for i, (v, plain) in enumerate(zip(new, (key, value), strict=True), start=1)
+        ]
+        lengths = cache.total
+    bias, sinks = g.input_of(anchor, 10), g.input_of(anchor, 11)
+    if sinks is None and g.int_attribute(anchor, "smooth_softmax", 0) == 1:
+        sinks = region.drafts.constant(np.zeros(1, dtype=np.float32))
     operator = Operator(
         query,
         present[0],
@@ -68,13 +68,54 @@ def read(anchor: ir.Node, region: Region) -> Attention:
         scale=float_of(anchor, "scale", 0.0) or None,
         softcap=float_of(anchor, "softcap", 0.0),
         masks=() if bias is None else (bias,),
-        band=Band(window - 1 if window > 0 else None, 0, False, False) if causal else None,
+        band=Band(window - 1 if window > 0 else None, 0, past[0] is not None, False) if causal else None,
         flat=True,
         lengths=lengths,
-        sinks=g.input_of(anchor, 11),
+        sinks=sinks,
         also=tuple((v, p) for v, p in zip(anchor.outputs[1:3], present, strict=False) if is_used(v)),
     )
     return attention_of(anchor, operator, region)
+
+
+def _refuse_unknown(anchor: ir.Node) -> None:
+    refuse_inputs(anchor, {12: "k_scale", 13: "v_scale"}, "quantized", "export with a cache that is not quantized")
+    refuse_inputs(
+        anchor,
+        {14: "q_norm_weight", 15: "k_norm_weight"},
+        "contrib_operator",
+        "export with the norms of Q and K as nodes of their own",
+    )
+    if g.int_attribute(anchor, "sliding_window_cache", 0):
+        raise Refused(
+            "cache_in_place",
+            "the operator drops keys from a cache of the window's size by itself",
+            anchor,
+            "export with a cache of the full length (sliding_window_cache=0); the window stays an attribute",
+        )
+
+
+def _rotated(
+    anchor: ir.Node, cache: Cache, operands: tuple[ir.Value, ir.Value], heads: tuple[int, int], region: Region
+) -> tuple[ir.Value, ir.Value]:
+    """Q and K as ``[B, S, H*D]``, turned by their positions where the operator does that."""
+    rotation = read_rotation(anchor, cache, region)
+    if rotation is None:
+        return operands
+    depth = _depth(anchor, heads_first(anchor, operands[1], heads[1], "k", region), region)
+    query, key = (
+        region.drafts.reshape(rotated(v, n, depth, rotation, region), 0, 0, n * depth)
+        for v, n in zip(operands, heads, strict=True)
+    )
+    return query, key
+
+
+def _depth(anchor: ir.Node, key: ir.Value, region: Region) -> int:
+    """The head dim of K as ``[B, H, S, D]``."""
+    shape = region.shapes.shape(key)
+    depth = None if shape is None else shape[3].static
+    if depth is None:
+        raise Refused("head_dim_dynamic", "the head dim is dynamic", anchor, "export with a static head dim")
+    return depth
 
 
 def _is_output(anchor: ir.Node, index: int) -> bool:

@@ -15,12 +15,14 @@ from flash_export.bands import Band
 from flash_export.canonical import Attention, Refused
 from flash_export.dims import Dim
 from flash_export.patterns.operator import (
+    SEPARATE,
     Operator,
     attention_of,
     behind,
     float_of,
     heads_first,
     is_used,
+    refuse_inputs,
     refuse_scores,
 )
 from flash_export.region import Region
@@ -33,7 +35,7 @@ def read(anchor: ir.Node, region: Region) -> Attention:
         Refused: its buffers are shared, its probabilities are an output, or a mask has a form that is not known.
     """
     refuse_scores(anchor, 3)
-    refuse_inputs(anchor, {8: "past_sequence_length", 9: "cache_indirection"})
+    refuse_inputs(anchor, {8: "past_sequence_length", 9: "cache_indirection"}, "cache_in_place", SEPARATE)
     heads = g.int_attribute(anchor, "num_heads", 0)
     operands = _operands(anchor, heads, region)
     query, new_key = operands[0], operands[1]
@@ -54,18 +56,6 @@ def read(anchor: ir.Node, region: Region) -> Attention:
         also=tuple((v, p) for v, p in zip(anchor.outputs[1:3], present, strict=False) if is_used(v)),
     )
     return attention_of(anchor, operator, region)
-
-
-def refuse_inputs(anchor: ir.Node, names: dict[int, str]) -> None:
-    """Refuses an operator that is given one of these inputs."""
-    for index, name in names.items():
-        if g.input_of(anchor, index) is not None:
-            raise Refused(
-                "contrib_operator",
-                f"{anchor.op_type} is given {name}, which has no counterpart in standard operators here",
-                anchor,
-                "export from PyTorch, or from the ONNX file before ONNX Runtime's optimizer",
-            )
 
 
 def length_of(value: ir.Value, region: Region) -> Dim:
@@ -99,7 +89,7 @@ def key_padding(anchor: ir.Node, index: int, query: ir.Value, key: ir.Value, reg
     if shape is not None and of_query is not None and len(shape) == 1:
         if region.shapes.normal(shape[0]) == region.shapes.normal(of_query[0]):
             return (_filled(anchor, _below(mask, key, region), 2, query, region),)
-    elif shape is not None and len(shape) in (2, 3) and region.shapes.normal(shape[-1]) == length_of(key, region):
+    elif shape is not None and len(shape) in (2, 3) and _may_be(shape[-1], length_of(key, region), region):
         none = region.drafts.constant(np.zeros((), dtype=(region.shapes.dtype(mask) or ir.DataType.INT32).numpy()))
         return (_filled(anchor, region.drafts.op("Greater", mask, none), len(shape), query, region),)
     raise Refused(
@@ -108,6 +98,12 @@ def key_padding(anchor: ir.Node, index: int, query: ir.Value, key: ir.Value, reg
         anchor,
         "give the mask as attention_bias, or state the shapes of the graph's inputs",
     )
+
+
+def _may_be(length: Dim, other: Dim, region: Region) -> bool:
+    """Two dynamic lengths that meet are taken to be equal."""
+    known = region.shapes.normal(length), region.shapes.normal(other)
+    return known[0] == known[1] or None in (known[0].static, known[1].static)
 
 
 def _below(lengths: ir.Value, key: ir.Value, region: Region) -> ir.Value:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ONNX Runtime's ``com.microsoft.Attention``: the projection of Q, K and V lies inside the operator.
 
-The projection is written out beside the node, which then reads its three parts, or the packed result itself.
+The projection is written out beside the node, which then reads its three parts, or the packed result itself. A cache
+is one tensor of keys and values, ``[2, B, H, S, D]``.
 """
 
 from __future__ import annotations
@@ -10,8 +11,18 @@ import onnx_ir as ir
 
 from flash_export import graph as g
 from flash_export.canonical import Attention, Refused
-from flash_export.patterns.contrib_multihead import band_behind, key_padding, refuse_inputs
-from flash_export.patterns.operator import Operator, attention_of, float_of, is_used, refuse_scores
+from flash_export.patterns.contrib_multihead import band_behind, key_padding
+from flash_export.patterns.operator import (
+    SEPARATE,
+    Operator,
+    attention_of,
+    behind,
+    float_of,
+    heads_first,
+    is_used,
+    refuse_inputs,
+    refuse_scores,
+)
 from flash_export.region import Region
 
 
@@ -19,18 +30,23 @@ def read(anchor: ir.Node, region: Region) -> Attention:
     """The attention that an ``Attention`` node of com.microsoft computes.
 
     Raises:
-        Refused: it rotates, has a cache, or its sizes are not known.
+        Refused: it rotates, writes into its cache in place, or its sizes are not known.
     """
     refuse_scores(anchor, 2)
-    refuse_inputs(anchor, {4: "past", 6: "past_sequence_length"})
-    if g.int_attribute(anchor, "do_rotary", 0) or any(is_used(v) for v in anchor.outputs[1:]):
+    refuse_inputs(anchor, {6: "past_sequence_length"}, "cache_in_place", SEPARATE)
+    if g.int_attribute(anchor, "do_rotary", 0):
         raise Refused(
-            "contrib_operator", "the operator rotates or keeps a cache by itself", anchor, "export from PyTorch"
+            "contrib_operator",
+            "the operator rotates Q and K by tables of its own, which its text does not define",
+            anchor,
+            "export with RotaryEmbedding or standard operators before the attention",
         )
-    query, key, value = _projected(anchor, region)
+    query, new_key, new_value = _projected(anchor, region)
     heads = g.int_attribute(anchor, "num_heads", 0)
+    key, value, also = _cached(anchor, new_key, new_value, heads, region)
     masks = key_padding(anchor, 3, query, key, region)
-    bias = g.input_of(anchor, 5)
+    bias, past = g.input_of(anchor, 5), g.input_of(anchor, 4)
+    causal = bool(g.int_attribute(anchor, "unidirectional", 0))
     operator = Operator(
         query,
         key,
@@ -39,10 +55,30 @@ def read(anchor: ir.Node, region: Region) -> Attention:
         heads,
         scale=float_of(anchor, "scale", 0.0) or None,
         masks=masks if bias is None else (*masks, bias),
-        band=band_behind(anchor, bool(g.int_attribute(anchor, "unidirectional", 0)), query, key, None, region),
+        band=band_behind(anchor, causal, query, new_key, past, region),
         flat=True,
+        also=also,
     )
     return attention_of(anchor, operator, region)
+
+
+def _cached(
+    anchor: ir.Node, key: ir.Value, value: ir.Value, heads: int, region: Region
+) -> tuple[ir.Value, ir.Value, tuple[tuple[ir.Value, ir.Value], ...]]:
+    """Key and value behind the past, and what takes the place of the ``present`` output."""
+    drafts, past = region.drafts, g.input_of(anchor, 4)
+    present = anchor.outputs[1] if len(anchor.outputs) > 1 and is_used(anchor.outputs[1]) else None
+    if past is None and present is None:
+        return key, value, ()
+    halves = [None, None] if past is None else [drafts.squeeze(drafts.slice(past, 0, i, i + 1), 0) for i in (0, 1)]
+    joined = [
+        behind(half, heads_first(anchor, v, heads, which, region), region)
+        for half, v, which in zip(halves, (key, value), "kv", strict=True)
+    ]
+    if present is None:
+        return joined[0], joined[1], ()
+    whole = drafts.op("Concat", *(drafts.unsqueeze(v, 0) for v in joined), axis=0)
+    return joined[0], joined[1], ((present, whole),)
 
 
 def _projected(anchor: ir.Node, region: Region) -> tuple[ir.Value, ir.Value, ir.Value]:

@@ -8,6 +8,7 @@ import math
 
 import onnx_ir as ir
 
+from flash_export import graph as g
 from flash_export.bands import Band
 from flash_export.canonical import Added, Attention, Hidden, Refused, Side, Term
 from flash_export.dims import Dim
@@ -113,6 +114,22 @@ def refuse_scores(anchor: ir.Node, index: int) -> None:
                 f'the scores "{value.name}" are an output; FlashAttention never forms them',
                 anchor,
                 "export the model without its attention weights",
+            )
+
+
+SEPARATE = "export with past and present as tensors of their own, as optimum does, not as one buffer that is shared"
+"""What to do where an operator writes into a cache that it is given."""
+
+
+def refuse_inputs(anchor: ir.Node, names: dict[int, str], code: str, action: str) -> None:
+    """Refuses an operator that is given one of these inputs."""
+    for index, name in names.items():
+        if g.input_of(anchor, index) is not None:
+            raise Refused(
+                code,
+                f"{anchor.op_type} is given {name}, which has no counterpart in standard operators here",
+                anchor,
+                action,
             )
 
 
