@@ -15,15 +15,23 @@ from flash_export import twin
 from flash_export.accept import finite_or_none
 from flash_export.boundary import Boundary, read_boundary
 from flash_export.check_model import Expected, ModelRun, Reference, run_fused, run_unfused
-from flash_export.check_site import SiteRun, check_site
+from flash_export.check_site import CannotProve, SiteRun, check_site
 from flash_export.check_structure import check_structure
 from flash_export.cut import CannotCut, attention_nodes, cut
 from flash_export.errors import NumbersDiffer, UsageError
 from flash_export.function_body import functions_for
 from flash_export.sites import Site
-from flash_export.trials import plan_trials
+from flash_export.trials import Trial, plan_trials
 
 Progress = Callable[[str, int, int], None]
+
+
+class NotProven(Exception):
+    """The check can say nothing about some sites. ``why`` has a sentence for the name of each."""
+
+    def __init__(self, why: dict[str, str]) -> None:
+        super().__init__("; ".join(f"{name}: {text}" for name, text in why.items()))
+        self.why = why
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,12 +39,14 @@ class CheckResult:
     """What the check measured. ``max_abs_error`` and ``tolerance`` are those of the run that came closest to failing.
 
     ``runs`` holds one entry for each site and setting, and for each output of the whole model and setting.
+    ``warnings`` are of what was not tried.
     """
 
     passed: bool
     max_abs_error: float | None
     tolerance: float | None
     runs: list[dict[str, object]]
+    warnings: list[str]
 
     def as_report(self) -> dict[str, object]:
         """The ``check`` entry of ``report.json``, schema 1."""
@@ -65,6 +75,7 @@ def check(
         progress: told (step, done, total).
 
     Raises:
+        NotProven: sites that no input tried tells from wrong ones. They have to stay as they were.
         NumbersDiffer: a site, or else an output of the whole model, is off by more than rounding explains.
         UsageError: ``values`` cannot be used, or no inputs can be drawn on which the unfused model gives numbers.
         check_structure.BrokenRewrite: the file itself is wrong.
@@ -82,21 +93,42 @@ def check(
         tell("unfused model", 0, 1)
         expected = run_unfused(plain, trials, boundaries, folder)
         tell("unfused model", 1, 1)
-        site_runs = []
+        site_runs: list[SiteRun] = []
+        doubts: dict[str, str] = {}
         for i, site in enumerate(rewritten):
             tell("sites", i, len(rewritten))
-            site_runs += check_site(site, plain, flash, expected.seen, folder, seed)
+            try:
+                site_runs += check_site(site, plain, flash, expected.seen, folder, seed)
+            except CannotProve as error:
+                doubts[site.name] = str(error)
         tell("sites", len(rewritten), len(rewritten))
         _raise_for_sites(site_runs)
+        if doubts:
+            raise NotProven(doubts)
         tell("fused model", 0, 1)
-        proven = all(run.verdict is not None for run in site_runs)
-        model_runs = run_fused(
-            flash, expected, folder, eager=reference, eager_roundoff=roundoff, sites_are_proven=proven
-        )
+        model_runs = run_fused(flash, expected, folder, eager=reference, eager_roundoff=roundoff)
         tell("fused model", 1, 1)
         _raise_for_model(model_runs)
         _raise_for_nothing_compared(model_runs, expected)
-    return _result(site_runs, model_runs)
+    return _result(site_runs, model_runs, [*_warn_of_batch(trials, expected), *_warn_of_eager(model_runs)])
+
+
+def _warn_of_batch(trials: Sequence[Sequence[Trial]], expected: Expected) -> list[str]:
+    """A model that says its batch may be anything and runs with one alone is the user's to know."""
+    if any(trial.batch != 1 for trial in expected.trials):
+        return []
+    for first, *others in trials:
+        if first.batch > 1 and any(other.name in expected.outputs for other in others):
+            why = expected.refusals[first.name]
+            return [f"the unfused model was checked with a batch of one only; with {first.name} it fails: {why}"]
+    return []
+
+
+def _warn_of_eager(runs: Sequence[ModelRun]) -> list[str]:
+    eager = [run for run in runs if run.against == "eager"]
+    if not eager or any(run.verdict is not None for run in eager):
+        return []
+    return [f"not compared with PyTorch: {eager[0].note}"]
 
 
 def _load(unfused: Path, fused: Path, sites: Sequence[Site]) -> tuple[float, ir.Model, ir.Model]:
@@ -127,12 +159,12 @@ def _boundaries(sites: Sequence[Site], plain: ir.Model, flash: ir.Model) -> list
             cut(plain, site.boundary, [site.output])
             found.append(read_boundary(site, flash))
         except CannotCut:
-            continue  # check_site says so in its run
+            continue  # check_site says so
     return found
 
 
 def _raise_for_sites(runs: Sequence[SiteRun]) -> None:
-    failed = [(run, run.verdict) for run in runs if run.verdict is not None and not run.verdict.passed]
+    failed = [(run, run.verdict) for run in runs if not run.verdict.passed]
     if not failed:
         return
     names = list(dict.fromkeys(run.site for run, _ in failed))
@@ -188,7 +220,7 @@ def _nothing(output: str, got: str) -> UsageError:
     )
 
 
-def _result(site_runs: Sequence[SiteRun], model_runs: Sequence[ModelRun]) -> CheckResult:
+def _result(site_runs: Sequence[SiteRun], model_runs: Sequence[ModelRun], warnings: list[str]) -> CheckResult:
     runs: list[SiteRun | ModelRun] = [*site_runs, *model_runs]
     verdicts = [run.verdict for run in runs if run.verdict is not None]
     closest = max(verdicts, key=lambda v: v.excess, default=None)
@@ -197,4 +229,5 @@ def _result(site_runs: Sequence[SiteRun], model_runs: Sequence[ModelRun]) -> Che
         max_abs_error=finite_or_none(closest.max_abs_error) if closest else None,
         tolerance=finite_or_none(closest.tolerance) if closest else None,
         runs=[run.as_report() for run in runs],
+        warnings=warnings,
     )

@@ -63,12 +63,16 @@ class ModelRun:
 
 @dataclasses.dataclass(slots=True)
 class Expected:
-    """What the unfused model gave: outputs to compare with, its noise, and what stood at the sites' boundaries."""
+    """What the unfused model gave: outputs to compare with, its noise, and what stood at the sites' boundaries.
+
+    ``refusals`` has the reason for each trial that the model did not take.
+    """
 
     trials: list[Trial] = dataclasses.field(default_factory=list)
     outputs: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
     noise: list[Noise] = dataclasses.field(default_factory=list)
     seen: dict[str, Seen] = dataclasses.field(default_factory=dict)
+    refusals: dict[str, str] = dataclasses.field(default_factory=dict)
     reference: str = "float64"
 
 
@@ -91,7 +95,7 @@ def run_unfused(
     most_roundings = 2 if _weight_bytes(plain) > SMALL_MODEL_BYTES else accept.MOST_ROUNDINGS
     expected = Expected()
     noises: list[list[Noise]] = []
-    refusals: dict[str, str] = {}
+    refusals = expected.refusals
     for trial, found in _fair_runs(plain, base, trials, names + probes, numbers, refusals):
         outputs = found[: len(names)]
         try:
@@ -220,13 +224,13 @@ def run_fused(
     *,
     eager: Reference | None,
     eager_roundoff: float,
-    sites_are_proven: bool = False,
 ) -> list[ModelRun]:
     """Judges every output of the fused model on every trial, and those of eager PyTorch against the fused ones.
 
+    Every site has been proven alone: it gives finite numbers for rows without a key. A NaN that is left in the fused
+    model is then one that the model makes elsewhere, in both files, and may stay.
+
     Args:
-        sites_are_proven: each fused node gave finite numbers for masked rows, alone; a NaN that is left in the fused
-            model is then one that the model makes elsewhere, in both files.
         eager_roundoff: unit roundoff of the model's own float type over that of float32; eager PyTorch computes
             in that type.
     """
@@ -242,10 +246,10 @@ def run_fused(
             runs += [ModelRun(name, trial.name, "unfused", verdict, expected.reference) for name in names]
             continue
         for name, out, ref, noise in zip(names, outputs, references, expected.noise, strict=True):
-            verdict = accept.judge(out, ref, noise, nan_may_stay=sites_are_proven)
+            verdict = accept.judge(out, ref, noise, nan_may_stay=True)
             runs.append(ModelRun(name, trial.name, "unfused", verdict, expected.reference))
         if eager is not None:
-            runs += _against_eager(eager, trial, names, outputs, expected, eager_roundoff, sites_are_proven)
+            runs += _against_eager(eager, trial, names, outputs, expected, eager_roundoff)
     return runs
 
 
@@ -256,7 +260,6 @@ def _against_eager(
     outputs: Sequence[np.ndarray],
     expected: Expected,
     roundoff: float,
-    sites_are_proven: bool,
 ) -> list[ModelRun]:
     """In float32 both round for themselves and may stand on opposite sides of the reference; beside the rounding of
     eager PyTorch in half precision that of the fused twin is nothing.
@@ -270,6 +273,6 @@ def _against_eager(
     runs = []
     for name, out, ref, noise in zip(names, outputs, references, expected.noise, strict=True):
         scaled = noise.scaled(roundoff)
-        verdict = accept.judge(out, ref, scaled, factor=factor, dtype=ref.dtype, nan_may_stay=sites_are_proven)
+        verdict = accept.judge(out, ref, scaled, factor=factor, dtype=ref.dtype, nan_may_stay=True)
         runs.append(ModelRun(name, trial.name, "eager", verdict, "eager PyTorch"))
     return runs

@@ -2,7 +2,8 @@
 """Each fused attention alone: its old subgraph against its new node, in float32, on numbers that show a 1 % fault.
 
 A run of the whole model cannot do this: behind a few layers of rounding a scale that is off by 1 % is invisible.
-Here the scores have a standard deviation of 2 to 4, so the softmax is neither flat nor a single peak.
+Here the scores have a standard deviation of 2 to 4, so the softmax is neither flat nor a single peak. That a fault
+would show is not assumed: the node is run once more with such a scale, and that must fail.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import onnx_ir as ir
 from flash_export import accept, nudge
 from flash_export.accept import Noise, Verdict
 from flash_export.boundary import Boundary, ScoreMeter, read_boundary
-from flash_export.cut import CannotCut, cut
+from flash_export.cut import CannotCut, attention_nodes, cut
 from flash_export.runtime import AnySession, CannotRun, open_float64, open_session
 from flash_export.sites import Site
 from flash_export.twin import NoTwin
@@ -32,6 +33,9 @@ _STRETCHES = 4
 _LARGEST = 2.0**60
 """Numbers up to this can be multiplied and summed in float32. A scale of 1e-44 asks for larger ones."""
 
+SEEDED_FAULT = 1.01
+"""What the scale is multiplied by to see whether the numbers tell a wrong node from a right one."""
+
 _LEAST_ROUNDINGS = 4
 """How often the rounding of one trial is measured at least. With one measurement 1 of 200 right sites was refused."""
 
@@ -39,28 +43,30 @@ Seen = Mapping[str, "np.ndarray | tuple[int, ...]"]
 """What one run of the whole model showed of the boundary: an array where its content counts, else its shape."""
 
 
+class CannotProve(Exception):
+    """The site cannot be run alone, or its numbers pass with a wrong scale too; the text says which."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class SiteRun:
-    """One site at one setting. ``verdict`` None: it could not be run alone, ``note`` says why."""
+    """One site at one setting."""
 
     site: str
     trial: str
-    verdict: Verdict | None
+    verdict: Verdict
     score_spread: float | None = None
     reference: str = "float64"
-    note: str | None = None
 
     def as_report(self) -> dict[str, object]:
         """The run's entry in ``report.json``."""
-        verdict = {"passed": None} if self.verdict is None else self.verdict.as_report()
         return {
             "kind": "site",
             "name": self.site,
             "setting": self.trial,
             "reference": self.reference,
             "score_spread": self.score_spread,
-            "note": self.note,
-            **verdict,
+            "note": None,
+            **self.verdict.as_report(),
         }
 
 
@@ -70,15 +76,17 @@ class _Sample:
     spread: float | None
     reference: np.ndarray
     noise: Noise
-    output: np.ndarray | None
-    refusal: str = ""
-    nan_goes_in: bool = False
+    output: np.ndarray | str
+    """What the fused node gave, or why it does not run."""
+    faulty: np.ndarray | str
+    """The same with a scale that is off by ``SEEDED_FAULT``."""
+    nan_goes_in: bool
 
-    def judged(self, noise: Noise, factor: float) -> Verdict:
+    def judged(self, output: np.ndarray | str, noise: Noise, factor: float) -> Verdict:
         """The verdict by the rule, or on the refusal."""
-        if self.output is None:
-            return accept.failed(self.refusal)
-        return accept.judge(self.output, self.reference, noise, factor=factor, nan_may_stay=self.nan_goes_in)
+        if isinstance(output, str):
+            return accept.failed(f"the fused node does not run: {output}")
+        return accept.judge(output, self.reference, noise, factor=factor, nan_may_stay=self.nan_goes_in)
 
 
 def check_site(
@@ -92,19 +100,26 @@ def check_site(
         seen: trial name -> what the boundary values were in that run of the whole model.
         folder: for temporary files.
         seed: what the drawn numbers depend on, besides names and shapes.
+
+    Raises:
+        CannotProve: whatever came out, it would not tell a right node from a wrong one.
     """
     try:
         boundary = read_boundary(site, flash)
         samples, reference = _run(site, boundary, plain, flash, seen, folder, seed)
     except (CannotCut, CannotRun) as error:
-        return [SiteRun(site.name, "all", None, note=f"not run alone: {error}")]
+        raise CannotProve(f"it cannot be run alone: {error}") from error
     # A site's output is small at some settings, and a few numbers say little about its rounding.
     noise = Noise.pooled(s.noise for s in samples)
     if reference == "float32":
         noise = Noise(accept.UNKNOWN_NOISE, accept.UNKNOWN_NOISE)
     softcap = site.attributes is not None and site.attributes.softcap > 0
     factor = accept.FACTOR_WITH_SOFTCAP if softcap else accept.FACTOR
-    return [SiteRun(site.name, s.trial, s.judged(noise, factor), s.spread, reference) for s in samples]
+    if all(sample.judged(sample.faulty, noise, factor).passed for sample in samples):
+        raise CannotProve(
+            "a scale that is 1 % off would not show on any input tried, as where a query sees no more than one key"
+        )
+    return [SiteRun(site.name, s.trial, s.judged(s.output, noise, factor), s.spread, reference) for s in samples]
 
 
 def _run(
@@ -123,19 +138,33 @@ def _run(
         wide = open_float64(unfused, folder)
     except NoTwin:
         wide = None
-    fused = open_session(cut(flash, site.boundary, [site.output]), folder)
+    part = cut(flash, site.boundary, [site.output])
+    fused = open_session(part, folder)
+    faulty = open_session(_with_seeded_fault(part), folder)
     meter = ScoreMeter(site, boundary, flash, folder)
     samples = []
     for i, (trial, values) in enumerate(seen.items()):
         feeds, spread = stretch(_draw(boundary, values, seed + i), boundary, meter)
         reference = (wide or base).run(feeds)[0]
         noise = _noise(base, wide or base, boundary, feeds)
-        sample = _Sample(trial, spread, reference, noise, None, nan_goes_in=_makes_nan(feeds))
-        try:
-            samples.append(dataclasses.replace(sample, output=fused.run(feeds)[0]))
-        except CannotRun as error:
-            samples.append(dataclasses.replace(sample, refusal=f"the fused node does not run: {error}"))
+        outputs = _output_or_refusal(fused, feeds), _output_or_refusal(faulty, feeds)
+        samples.append(_Sample(trial, spread, reference, noise, *outputs, nan_goes_in=_makes_nan(feeds)))
     return samples, "float32" if wide is None else "float64"
+
+
+def _with_seeded_fault(part: ir.Model) -> ir.Model:
+    """A copy whose scales are off. The cut-out graph shares no node with the model, but ``part`` itself is run too."""
+    faulty = part.clone()
+    for node in attention_nodes(faulty):
+        node.attributes["scale"] = ir.AttrFloat32("scale", SEEDED_FAULT * node.attributes["scale"].as_float())
+    return faulty
+
+
+def _output_or_refusal(session: AnySession, feeds: Mapping[str, np.ndarray]) -> np.ndarray | str:
+    try:
+        return session.run(feeds)[0]
+    except CannotRun as error:
+        return str(error)
 
 
 def _makes_nan(feeds: Mapping[str, np.ndarray]) -> bool:

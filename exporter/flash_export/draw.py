@@ -180,7 +180,8 @@ def sizes_to_try(
 
     Each setting is a list of choices to take in turn, because exporters give one length several names: every length
     another size; then lengths alike that are alike in ``example``; then all lengths alike. Then the same an eighth as
-    long, for models that end before (a table of 64 positions).
+    long, for models that end before (a table of 64 positions). Then all of it with a batch of one, for models whose
+    export runs with nothing else.
     """
     dims = dynamic_dims(model)
     if not dims:
@@ -191,8 +192,8 @@ def sizes_to_try(
     settings: list[list[dict[str, int]]] = []
     for turn, batch in enumerate(_BATCH_SIZES):
         choices: list[dict[str, int]] = []
-        for shrink, groups in itertools.product((1, 8), groupings):
-            wanted = dict.fromkeys(dims, batch)
+        for rows, shrink, groups in itertools.product((batch, 1), (1, 8), groupings):
+            wanted = dict.fromkeys(dims, rows)
             members = list(dict.fromkeys(groups))
             wanted |= {n: _length(turn, members.index(g)) // shrink | 1 for n, g in zip(lengths, groups, strict=True)}
             sizes = {name: _clamp(size, ranges.get(name)) for name, size in wanted.items()}

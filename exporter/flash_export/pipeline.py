@@ -10,23 +10,23 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
 
 from flash_export import report, report_example
 from flash_export.blame import blame
-from flash_export.check import check
+from flash_export.check import NotProven, check
 from flash_export.check_structure import check_structure
 from flash_export.errors import UnsupportedModel, UsageError
-from flash_export.export import export
+from flash_export.export import Exported, export
 from flash_export.find import find
 from flash_export.load import Loaded, load
 from flash_export.options import Options
 from flash_export.report_html import as_html
 from flash_export.rewrite import rewrite
-from flash_export.save import Saved, check_output, refuse_to_replace, staged, written_paths
+from flash_export.save import Saved, Staged, check_output, refuse_to_replace, staged, written_paths
 from flash_export.sites import Refusal, Site
 from flash_export.talk import Talk
 
@@ -62,44 +62,71 @@ def run(options: Options, talk: Talk | None = None, loaded: Loaded | None = None
             exported = export(loaded, options, Path(folder))
         for note in exported.notes:
             talk.warn(note)
-        theirs = exported.path if exported.reference is None else None
-        with talk.step("find", "every softmax and attention operator"), blame(theirs):
-            model = ir.load(exported.path)
-            before = node_count(model)
-            sites = find(model)
-            skip(sites, options.skip)
-        talk.result(report.as_table(sites))
-        judge(sites, options, talk)
-        facts = report.Facts(options.source, exported.source_kind, sites, (before, before), talk.seconds)
-        if options.dry_run:
-            return Result(None, tuple(sites), report.as_json(facts, None, None, None))
-        with talk.step("rewrite", "each attention into one node"), blame(theirs):
-            shown = report_example.look_before(model, sites)
-            rewrite(model, sites, fallback=options.fallback)
-            example = report_example.as_json(shown, model)
-            facts = dataclasses.replace(facts, nodes=(before, node_count(model)), example=example)
-        with staged(model, exported.path, output, keep_unfused=exported.source_kind != "onnx") as files:
-            checked = None
-            if options.check:
-                with talk.step("check", "each attention alone, then the whole model"), blame(theirs):
-                    checked = check(
-                        files.unfused,
-                        files.fused,
-                        sites,
-                        reference=exported.reference,
-                        example=exported.example,
-                        dims=exported.dims,
-                        values=options.values,
-                        progress=talk.progress,
-                    ).as_report()
-            else:
-                check_structure(files.fused, files.unfused)
-                talk.warn("--no-check: the numbers of this file are not proven")
-            with talk.step("save", str(output)):
-                document = report.as_json(facts, output, files.published_unfused, checked)
-                saved = files.publish(document, options.report, page=as_html(document))
+        doubts: dict[str, str] = {}
+        while True:
+            try:
+                return _fuse(options, exported, output, doubts, talk)
+            except NotProven as error:
+                talk.warn(f"{len(error.why)} attention(s) could not be proven and are left as they were")
+                doubts |= error.why
+
+
+def _fuse(options: Options, exported: Exported, output: Path, doubts: Mapping[str, str], talk: Talk) -> Result:
+    """From ``find`` on. ``doubts`` names the sites that an earlier round could not prove, each with the reason.
+
+    Raises:
+        NotProven: there are more of them; nothing was published.
+        UserError: one of its kinds.
+    """
+    theirs = exported.path if exported.reference is None else None
+    with talk.step("find", "every softmax and attention operator"), blame(theirs):
+        model = ir.load(exported.path)
+        before = node_count(model)
+        sites = find(model)
+        skip(sites, options.skip)
+        leave_unproven(sites, doubts)
+    talk.result(report.as_table(sites))
+    judge(sites, options, talk)
+    facts = report.Facts(options.source, exported.source_kind, sites, (before, before), talk.seconds)
+    if options.dry_run:
+        return Result(None, tuple(sites), report.as_json(facts, None, None, None))
+    with talk.step("rewrite", "each attention into one node"), blame(theirs):
+        shown = report_example.look_before(model, sites)
+        rewrite(model, sites, fallback=options.fallback)
+        example = report_example.as_json(shown, model)
+        facts = dataclasses.replace(facts, nodes=(before, node_count(model)), example=example)
+    with staged(model, exported.path, output, keep_unfused=exported.source_kind != "onnx") as files:
+        checked = _check(options, exported, files, sites, talk)
+        with talk.step("save", str(output)):
+            document = report.as_json(facts, output, files.published_unfused, checked)
+            saved = files.publish(document, options.report, page=as_html(document))
     talk.result(report.as_summary(saved, sites, checked))
     return Result(saved, tuple(sites), document)
+
+
+def _check(
+    options: Options, exported: Exported, files: Staged, sites: list[Site], talk: Talk
+) -> dict[str, object] | None:
+    """What ``check`` measured; None with --no-check."""
+    if not options.check:
+        check_structure(files.fused, files.unfused)
+        talk.warn("--no-check: the numbers of this file are not proven")
+        return None
+    theirs = exported.path if exported.reference is None else None
+    with talk.step("check", "each attention alone, then the whole model"), blame(theirs):
+        result = check(
+            files.unfused,
+            files.fused,
+            sites,
+            reference=exported.reference,
+            example=exported.example,
+            dims=exported.dims,
+            values=options.values,
+            progress=talk.progress,
+        )
+    for warning in result.warnings:
+        talk.warn(warning)
+    return result.as_report()
 
 
 def output_path(options: Options) -> Path:
@@ -134,6 +161,19 @@ def skip(sites: Sequence[Site], names: Sequence[str]) -> None:
             )
         site.status = "refused"
         site.reason = Refusal("skipped", "left alone by --skip", name, f"leave --skip {name} out to fuse it")
+
+
+def leave_unproven(sites: Sequence[Site], doubts: Mapping[str, str]) -> None:
+    """Marks the sites that the check can say nothing about as refused. ``doubts`` has the reason for each name."""
+    for site in sites:
+        if site.name in doubts:
+            site.status = "refused"
+            site.reason = Refusal(
+                "not_proven",
+                f"the fused attention could not be proven: {doubts[site.name]}",
+                site.name,
+                "give inputs on which it shows with --values FILE.npz; or write it fused, unproven, with --no-check",
+            )
 
 
 def judge(sites: Sequence[Site], options: Options, talk: Talk) -> None:

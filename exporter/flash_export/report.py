@@ -99,7 +99,7 @@ def as_summary(saved: Saved, sites: Sequence[Site], check: Mapping[str, object] 
     if not _count(sites, "fused"):
         lines.append("changed  nothing: no attention was fused, the output computes the model as it was")
     elif check is not None and check["max_abs_error"] is not None:
-        runs = cast("list[object]", check["runs"])
+        runs = [run for run in cast("list[dict[str, object]]", check["runs"]) if run["passed"]]
         error, allowed = check["max_abs_error"], check["tolerance"]
         lines.append(f"proven   in {len(runs)} comparisons; the closest: off by {error:.2g}, {allowed:.2g} allowed")
     source = "" if saved.unfused == unfused_path(saved.output) else "  (the source itself)"

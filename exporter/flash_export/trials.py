@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
-from flash_export.draw import concrete_shape, draw_inputs, sizes_to_try
+from flash_export.draw import concrete_shape, draw_inputs, dynamic_dims, sizes_to_try
 from flash_export.errors import UsageError
 from flash_export.input_roles import fed_inputs
 from flash_export.twin import is_float
@@ -24,12 +24,14 @@ STATIC_TRIALS = 3
 class Trial:
     """One set of inputs. ``name`` says where they come from: ``values``, ``example``, or sizes and seed.
 
-    ``sizes`` are those of the dynamic dims where the inputs are drawn.
+    ``sizes`` are those of the dynamic dims where the inputs are drawn, ``batch`` is the largest that is a batch; 0
+    where none is.
     """
 
     name: str
     feeds: dict[str, np.ndarray]
     sizes: dict[str, int] | None = None
+    batch: int = 0
 
     def why_unfair(self, outputs: Mapping[ir.Value, np.ndarray]) -> str:
         """Empty where every output has the shape that the model declares for these sizes.
@@ -66,13 +68,16 @@ def plan_trials(
     settings = sizes_to_try(model, ranges, example)
     if settings == [[{}]]:
         settings *= STATIC_TRIALS
-    trials = [
-        [Trial(_name(sizes, seed + i), draw_inputs(model, sizes, seed + i), sizes) for sizes in choices]
-        for i, choices in enumerate(settings)
-    ]
+    batches = [name for name, is_batch in dynamic_dims(model).items() if is_batch]
+    trials = [[_draw(model, sizes, seed + i, batches) for sizes in choices] for i, choices in enumerate(settings)]
     if example and set(example) >= set(fed_inputs(model)):
         trials.append([Trial("example", dict(example))])
     return trials
+
+
+def _draw(model: ir.Model, sizes: dict[str, int], seed: int, batches: Sequence[str]) -> Trial:
+    batch = max((sizes[name] for name in batches), default=0)
+    return Trial(_name(sizes, seed), draw_inputs(model, sizes, seed), sizes, batch)
 
 
 def _name(sizes: Mapping[str, int], seed: int) -> str:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 from exporter.attention_pairs import Causal, Fault, Recipe, build, save_pair
 
-from flash_export.check import CheckResult, check
+from flash_export.check import CheckResult, NotProven, check
 from flash_export.check_structure import BrokenRewrite
 from flash_export.errors import NumbersDiffer, UsageError
 from flash_export.runtime import CannotRun, Session
@@ -184,15 +184,25 @@ def test_sites_that_are_not_fused_are_left_alone(tmp_path: Path) -> None:
     assert [r["kind"] for r in run(plain, plain, sites).runs] == ["model"] * 3
 
 
-def test_a_site_that_cannot_be_cut_out_is_said_so_and_the_whole_model_still_counts(tmp_path: Path) -> None:
-    plain, flash, sites = save_pair(tmp_path, Recipe(sites=1))
+def test_a_site_that_cannot_be_cut_out_is_not_proven_and_a_fault_elsewhere_comes_first(tmp_path: Path) -> None:
+    plain, flash, sites = save_pair(tmp_path, Recipe(sites=2))
     sites[0].boundary = ("query0", "value0", "keep")
-    result = run(plain, flash, sites)
-    alone = next(r for r in result.runs if r["kind"] == "site")
-    assert alone["passed"] is None
-    assert "not properly bounded" in str(alone["note"])
-    with pytest.raises(NumbersDiffer, match="output output"):
-        run(plain, save_pair(tmp_path, Recipe(sites=1), "key_value_swapped", at=0)[1], sites)
+    with pytest.raises(NotProven) as caught:
+        run(plain, flash, sites)
+    assert caught.value.why.keys() == {"attn0"}
+    assert "not properly bounded" in caught.value.why["attn0"]
+    with pytest.raises(NumbersDiffer, match="site attn1"):
+        run(plain, save_pair(tmp_path, Recipe(sites=2), "scale", at=1)[1], sites)
+
+
+def test_inputs_that_would_hide_a_wrong_scale_prove_nothing(tmp_path: Path) -> None:
+    """Over one key the softmax is 1 whatever the scale. Every number is right, and says nothing."""
+    recipe = Recipe(sites=2)
+    pair = save_pair(tmp_path, recipe)
+    assert run(*pair, dims={"t": (1, 2)}).passed
+    for fault in (None, "scale"):
+        with pytest.raises(NotProven, match=r"attn0: a scale that is 1 % off would not show(.*)attn1"):
+            run(*save_pair(tmp_path, recipe, fault), dims={"t": (1, 1)})
 
 
 def test_ranges_of_the_dims_are_kept(tmp_path: Path) -> None:
@@ -208,6 +218,35 @@ def test_a_model_that_ends_early_is_checked_on_shorter_sequences_and_never_on_on
     assert settings == {"b=2 s=9 t=5 seed=0", "b=1 s=1 t=19 seed=1", "b=4 s=17 t=13 seed=2"}
     with pytest.raises(NumbersDiffer, match="site attn0"):
         run(*save_pair(tmp_path, recipe, "scale", at=0))
+
+
+BATCH_OF_ONE = """<ir_version: 9, opset_import: ["": 18]> g (float[b, s] x) => (float[b, s] y) <int64[2] one = {1, -1}>
+{ row = Reshape(x, one)  shape = Shape(x)  same = Reshape(row, shape)  fits = Add(same, row)  y = Identity(fits) }"""
+
+
+def test_a_model_that_runs_with_a_batch_of_one_alone_is_tried_so_at_every_length_and_the_user_is_told(
+    tmp_path: Path,
+) -> None:
+    ir.save(ir.from_onnx_text(BATCH_OF_ONE), tmp_path / "one.onnx")
+    result = run(tmp_path / "one.onnx", tmp_path / "one.onnx", [])
+    assert {r["setting"] for r in result.runs} == {"b=1 s=67 seed=0", "b=1 s=1 seed=1", "b=1 s=131 seed=2"}
+    (warning,) = result.warnings
+    assert "with a batch of one only; with b=2 s=67 seed=0 it fails: " in warning
+
+
+def test_a_model_that_takes_any_batch_is_tried_with_several_and_nothing_is_warned_of(tmp_path: Path) -> None:
+    result = run_recipe(tmp_path, Recipe(sites=1))
+    assert {str(r["setting"])[:3] for r in result.runs} == {"b=2", "b=1", "b=4"}
+    assert result.warnings == []
+
+
+def test_the_user_is_told_that_pytorch_ran_on_none_of_the_inputs(tmp_path: Path) -> None:
+    def tired(feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+        raise RuntimeError("I am tired")
+
+    plain, flash, sites = save_pair(tmp_path, Recipe(sites=1))
+    (warning,) = run(plain, flash, sites, reference=tired).warnings
+    assert warning == "not compared with PyTorch: eager PyTorch does not run: RuntimeError: I am tired"
 
 
 def test_values_replace_drawn_inputs(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from exporter.attention_pairs import Recipe, build, site_of
 
 from flash_export.boundary import Boundary, ScoreMeter, read_boundary
-from flash_export.check_site import SiteRun, check_site, stretch
+from flash_export.check_site import CannotProve, SiteRun, check_site, stretch
 from flash_export.cut import CannotCut, cut, reaches
 from flash_export.function_body import functions_for
 from flash_export.op import DOMAIN, Attributes
@@ -114,24 +114,36 @@ def test_scores_that_nothing_stretches_end_the_search(tmp_path: Path) -> None:
 
 def test_an_honest_site_passes_on_another_seed_with_other_numbers(tmp_path: Path) -> None:
     first, second = (run_site(RECIPE, tmp_path, seed)[0] for seed in (0, 1))
-    assert first.verdict is not None
-    assert second.verdict is not None
     assert first.verdict.passed
     assert second.verdict.passed
     assert first.verdict.max_abs_error != second.verdict.max_abs_error
 
 
-def test_empty_sequences_are_no_problem(tmp_path: Path) -> None:
-    keep = np.ones((2, 0), np.int64)
-    (run,) = run_site(RECIPE, tmp_path, keep=keep, key0=(2, 0, 60), value0=(2, 0, 60))
-    assert run.verdict is not None
-    assert run.verdict.passed, run.verdict.why
+EMPTY = {**SHAPES, "keep": np.ones((2, 0), np.int64), "key0": (2, 0, 60), "value0": (2, 0, 60)}
+ONE_KEY = {**SHAPES, "keep": np.ones((2, 1), np.int64), "key0": (2, 1, 60), "value0": (2, 1, 60)}
+ONE_VISIBLE = {**SHAPES, "keep": np.eye(2, 9, dtype=np.int64)}
+
+
+@pytest.mark.parametrize("weak", [EMPTY, ONE_KEY, ONE_VISIBLE], ids=["no key", "one key", "one visible key"])
+def test_inputs_that_show_no_fault_prove_nothing_alone_and_are_no_problem_among_others(weak, tmp_path: Path) -> None:
+    plain, flash = build(RECIPE, fused=False), build(RECIPE, fused=True)
+    site = typed(site_of(RECIPE, 0), plain, flash)
+    with pytest.raises(CannotProve, match="a scale that is 1 % off would not show"):
+        check_site(site, plain, flash, {"weak": weak}, tmp_path, 0)
+    runs = check_site(site, plain, flash, {"weak": weak} | seen(), tmp_path, 0)
+    assert [(run.trial, run.verdict.passed) for run in runs] == [("weak", True), ("a trial", True)]
+
+
+def test_a_site_that_cannot_be_run_alone_is_not_proven(tmp_path: Path) -> None:
+    plain, flash = build(RECIPE, fused=False), build(RECIPE, fused=True)
+    site = dataclasses.replace(typed(site_of(RECIPE, 0), plain, flash), boundary=("query0", "key0", "keep"))
+    with pytest.raises(CannotProve, match="cannot be run alone"):
+        check_site(site, plain, flash, seen(), tmp_path, 0)
 
 
 def test_a_scale_that_is_off_by_one_percent_is_far_outside_the_tolerance(tmp_path: Path) -> None:
     plain, flash = build(RECIPE, fused=False), build(RECIPE, fused=True, fault="scale", at=0)
     (run,) = check_site(typed(site_of(RECIPE, 0), plain, flash), plain, flash, seen(), tmp_path, 0)
-    assert run.verdict is not None
     assert run.verdict.max_abs_error > 1000 * run.verdict.tolerance
 
 
@@ -140,7 +152,6 @@ def test_a_node_that_does_not_run_fails_with_the_reason(tmp_path: Path) -> None:
     bias = next(n for n in flash.graph if n.op_type == "FlashAttentionEx").inputs[3].producer()
     bias.inputs[0].producer().inputs[0].producer().inputs[1].const_value = ir.tensor(np.array([0, 1]))
     (run,) = check_site(typed(site_of(RECIPE, 0), plain, flash), plain, flash, seen(), tmp_path, 0)
-    assert run.verdict is not None
     assert "does not run" in run.verdict.why
 
 

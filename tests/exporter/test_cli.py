@@ -82,6 +82,34 @@ def test_a_refusal_is_a_warning_with_its_reason(one_refused: Path, tmp_path: Pat
     assert set(refused["reason"]) == {"code", "text", "node", "action"}
 
 
+ONE_KEY = np.ones((1, 3, 1, 16), np.float32)
+
+
+def test_an_attention_that_the_inputs_cannot_prove_is_left_alone_with_its_reason(
+    attention: Path, tmp_path: Path, capsys
+) -> None:
+    """One key: softmax is 1 whatever the scale."""
+    np.savez(tmp_path / "one_key.npz", q=np.ones((1, 3, 5, 16), np.float32), k=ONE_KEY, v=ONE_KEY)
+    assert run(attention, "--values", tmp_path / "one_key.npz") == 0
+    said = capsys.readouterr()
+    assert "1 attention(s) could not be proven" in said.err
+    assert "not_proven" in said.out
+    (site,) = json.loads((tmp_path / "report.json").read_text())["sites"]
+    assert (site["status"], site["reason"]["code"]) == ("refused", "not_proven")
+    assert "--values" in site["reason"]["action"]
+    assert [n.op_type for n in onnx.load(tmp_path / "in.flash.onnx").graph.node].count("Softmax") == 1
+
+
+def test_an_unproven_attention_fails_under_require_all_and_is_written_under_no_check(
+    attention: Path, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "one_key.npz", q=np.ones((1, 3, 5, 16), np.float32), k=ONE_KEY, v=ONE_KEY)
+    assert run(attention, "--values", tmp_path / "one_key.npz", "--require-all") == 4
+    assert not (tmp_path / "in.flash.onnx").exists()
+    assert run(attention, "--no-check") == 0
+    assert [n.op_type for n in onnx.load(tmp_path / "in.flash.onnx").graph.node] == ["FlashAttention"]
+
+
 def test_require_all_fails_on_a_refusal_and_writes_nothing(one_refused: Path, tmp_path: Path) -> None:
     assert run(one_refused, "--require-all") == 4
     assert not (tmp_path / "two.flash.onnx").exists()

@@ -175,10 +175,19 @@ def test_lengths_that_are_alike_in_the_example_are_tried_alike_and_then_all_are(
         assert len({alike["q"], alike["k"], alike["v"]}) == 1
 
 
-def test_the_last_choices_are_short_enough_for_a_small_table_of_positions_and_still_odd() -> None:
+def test_short_choices_for_a_small_table_of_positions_come_before_a_batch_of_one() -> None:
     for choices in sizes_to_try(LENGTHS, {}):
-        short = choices[-1]
-        assert all(short[n] < 20 and short[n] % 2 for n in "qkv")
+        half = [c for c in choices if c["b"] == choices[0]["b"]]
+        assert choices[: len(half)] == half
+        assert all(half[-1][n] < 20 and half[-1][n] % 2 for n in "qkv")
+
+
+def test_the_last_choices_are_the_same_lengths_with_a_batch_of_one() -> None:
+    for choices in sizes_to_try(LENGTHS, {}):
+        lengths = [{n: c[n] for n in "qkv"} for c in choices]
+        last = [{n: c[n] for n in "qkv"} for c in choices if c["b"] == 1]
+        assert last == lengths[-len(last) :] == lengths[: len(last)]
+    assert all(c["b"] == 2 for choices in sizes_to_try(LENGTHS, {"b": (2, 2)}) for c in choices)
 
 
 def test_a_static_model_has_one_setting() -> None:
