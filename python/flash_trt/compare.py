@@ -65,7 +65,18 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        return bool(self.verdicts) and all(verdict.passed for verdict in self.verdicts)
+        """Nothing fails, and every output was compared: none is infinite in all runs, nor are all of them empty."""
+        return not any(verdict.failed for verdict in self.verdicts) and not self.uncompared()
+
+    def uncompared(self) -> list[OutputVerdict]:
+        """A verdict for each output that no run proves anything of; an empty one counts where all outputs are empty."""
+        by_output: dict[str, list[OutputVerdict]] = {}
+        for verdict in self.verdicts:
+            by_output.setdefault(verdict.output, []).append(verdict)
+        without = [mine for mine in by_output.values() if not any(v.compared or v.failed for v in mine)]
+        if len(without) < len(by_output):
+            without = [mine for mine in without if any(v.kind == "infinite" for v in mine)]
+        return [mine[0] for mine in without]
 
     def as_json(self, options: CompareOptions) -> dict[str, Any]:
         """The comparison as data, schema 1."""
@@ -90,7 +101,8 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
 
     Raises:
         NumbersDiffer: an output differs, is missing on a side, or is NaN.
-        UsageError: an unreadable file, a file compared with itself, inputs that cannot be drawn or are refused.
+        UsageError: an unreadable file, a file compared with itself, inputs that cannot be drawn or are refused, outputs
+            that hold no number to compare.
         UnsupportedModel, MissingHere, UnsafeInput: a side cannot be run here; see ``runners``.
     """
     inputs = options.save_inputs / "inputs.npz" if options.save_inputs else None
@@ -305,20 +317,42 @@ def _require_same_inputs(sides: _Sides, options: CompareOptions) -> None:
 
 
 def _require_passed(comparison: Comparison, options: CompareOptions) -> None:
-    failed = [verdict for verdict in comparison.verdicts if not verdict.passed]
-    if not failed and comparison.verdicts:
+    failed = [verdict for verdict in comparison.verdicts if verdict.failed]
+    if not failed:
+        _require_compared(comparison, options)
         return
-    kinds = ", ".join(dict.fromkeys(verdict.kind for verdict in failed)) or "no output at all"
-    first = failed[0] if failed else None
-    replay = comparison.saved.get(first.run) if first else None
+    kinds = ", ".join(dict.fromkeys(verdict.kind for verdict in failed))
+    first = failed[0]
+    replay = comparison.saved.get(first.run)
     raise NumbersDiffer(
         f"{len(failed)} of {len(comparison.verdicts)} compared outputs fail ({kinds})",
-        where=f"output {first.output}, {first.run}" if first else str(options.fused),
-        got=first.why if first else "nothing to compare",
-        need=f"max |difference| at most {first.tolerance:.3g}" if first and first.tolerance else "the same numbers",
+        where=f"output {first.output}, {first.run}",
+        got=first.why,
+        need=f"max |difference| at most {first.tolerance:.3g}" if first.tolerance else "the same numbers",
         do="check the export with flash-export, whose own check names the attention that is wrong"
         + (f"; replay this run with --values {replay}" if replay else ""),
     )
+
+
+def _require_compared(comparison: Comparison, options: CompareOptions) -> None:
+    """Two sides that agree on nothing prove nothing, as in flash-export's own check."""
+    without = comparison.uncompared()
+    if comparison.verdicts and not without:
+        return
+    kinds = {"empty": "tensors without any element", "infinite": "infinities alone, the same on both sides"}
+    raise UsageError(
+        "REFERENCE gives nothing to compare with",
+        where=f"output {', '.join(verdict.output for verdict in without)}" if without else str(options.reference),
+        got=", ".join(dict.fromkeys(kinds[verdict.kind] for verdict in without)) or "no output at all",
+        need="inputs on which it gives numbers",
+        do="give them with --values FILE.npz, or other sizes with --shape",
+    )
+
+
+def _nearness(verdict: OutputVerdict) -> tuple[bool, bool, float]:
+    """How near to failing: a failed one first, one that compared nothing last."""
+    share = verdict.max_abs_error / verdict.tolerance if verdict.tolerance else 0.0
+    return verdict.failed, verdict.passed, share
 
 
 def verdict_table(comparison: Comparison) -> Table:
@@ -328,8 +362,8 @@ def verdict_table(comparison: Comparison) -> Table:
         table.add_column(column)
     for name in dict.fromkeys(verdict.output for verdict in comparison.verdicts):
         mine = [verdict for verdict in comparison.verdicts if verdict.output == name]
-        worst = max(mine, key=lambda v: (not v.passed, v.max_abs_error / v.tolerance if v.tolerance else 0.0))
-        colour = "green" if worst.passed else "red"
+        worst = max(mine, key=_nearness)
+        colour = "green" if worst.passed else "red" if worst.failed else "yellow"
         table.add_row(
             escape(name),
             f"[{colour}]{worst.kind}[/{colour}]",

@@ -20,6 +20,9 @@ from flash_export.accept import Noise, finite_or_none
 
 Outputs = Mapping[str, np.ndarray]
 
+PROVES_NOTHING = ("empty", "infinite")
+"""Kinds of verdicts on outputs that are alike and hold no number to compare."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunOutputs:
@@ -36,7 +39,9 @@ class RunOutputs:
 class OutputVerdict:
     """How one output of one run compares; ``why`` is empty when it passed.
 
-    ``kind``: "passed", "differs", "missing", "nan_in_inputs", "nan_in_fused", "nan_in_reference" or "nan_in_both".
+    ``kind``: "passed", "differs", "missing", "nan_in_inputs", "nan_in_fused", "nan_in_reference" or "nan_in_both"; and
+    "empty" or "infinite" where both sides agree without one number to compare, which neither fails nor proves anything.
+    ``compared`` says how many numbers were compared.
     """
 
     run: str
@@ -46,10 +51,15 @@ class OutputVerdict:
     max_abs_error: float
     tolerance: float
     largest: float
+    compared: int = 0
 
     @property
     def passed(self) -> bool:
         return self.kind == "passed"
+
+    @property
+    def failed(self) -> bool:
+        return self.kind not in ("passed", *PROVES_NOTHING)
 
     def as_json(self) -> dict[str, object]:
         """The verdict as data; a number that JSON lacks becomes None."""
@@ -118,8 +128,8 @@ def _times(noise: Noise, by: float) -> Noise:
 
 
 def _judge(run: RunOutputs, name: str, rounding: _Rounding, factor: float) -> OutputVerdict:
-    def verdict(kind: str, why: str, error: float = np.inf, tolerance: float = 0.0) -> OutputVerdict:
-        return OutputVerdict(run.name, name, kind, why, error, tolerance, largest)
+    def verdict(kind: str, why: str, error: float = np.inf, tolerance: float = 0.0, compared: int = 0) -> OutputVerdict:
+        return OutputVerdict(run.name, name, kind, why, error, tolerance, largest, compared)
 
     largest = _largest(run.base.get(name))
     if name not in run.fused or name not in run.base:
@@ -137,7 +147,9 @@ def _judge(run: RunOutputs, name: str, rounding: _Rounding, factor: float) -> Ou
         reference = base
     judged = accept.judge(fused, reference, rounding.at(reference), factor=factor, dtype=_unit_dtype(fused.dtype))
     kind = "passed" if judged.passed else "differs"
-    return verdict(kind, judged.why, judged.max_abs_error, judged.tolerance)
+    if judged.passed and not judged.compared:
+        kind = "infinite" if base.size else "empty"
+    return verdict(kind, judged.why, judged.max_abs_error, judged.tolerance, judged.compared)
 
 
 def _nan_problem(fused: np.ndarray, base: np.ndarray, feeds: Outputs) -> tuple[str, str] | None:

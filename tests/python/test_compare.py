@@ -156,6 +156,61 @@ def test_an_output_of_one_side_only_fails(tmp_path: Path, flash_trt: Command) ->
 # --- comparisons that would prove nothing -----------------------------------------------------------------------------
 
 
+def _empty(path: Path, **sizes: int) -> Path:
+    """Inputs of ``batch`` and ``seq``, one of which is 0."""
+    shape = (sizes.get("batch", 2), HEADS, sizes.get("seq", 9), HEAD_DIM)
+    np.savez(path, **{name: np.zeros(shape, np.float32) for name in ("query", "key", "value")})
+    return path
+
+
+@pytest.mark.parametrize("dim", ["batch", "seq"])
+def test_outputs_without_elements_are_told_to_prove_nothing(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], dim: str
+) -> None:
+    values, written = _empty(tmp_path / "values.npz", **{dim: 0}), tmp_path / "verdict.json"
+    arguments = ("compare", fused(tmp_path / "f.onnx"), unfused(tmp_path / "u.onnx"), "--values", values)
+    assert flash_trt(*arguments, "--json", written) == EXIT_USAGE
+    verdict = json.loads(written.read_text())
+    assert verdict["passed"] is False
+    assert [(o["kind"], o["compared"]) for o in verdict["outputs"]] == [("empty", 0)]
+    told = " ".join(capsys.readouterr().err.split())
+    assert "nothing to compare with" in told
+    assert "without any element" in told
+    assert "--values" in told
+
+
+def _with_second_output(tmp_path: Path, *extra: onnx.NodeProto, **constants: np.ndarray) -> tuple[Path, Path]:
+    """A fused and an unfused model, both with ``extra`` computing a second output, "more"."""
+    pair = fused(tmp_path / "f.onnx"), unfused(tmp_path / "u.onnx")
+    for path in pair:
+        model = onnx.load(path)
+        model.graph.node.extend(extra)
+        model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+        model.graph.output.append(helper.make_tensor_value_info("more", FLOAT, list("abcd")))
+        onnx.save(model, path)
+    return pair
+
+
+def test_an_output_that_is_infinite_in_every_run_proves_nothing(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    far = helper.make_node("Add", ["output", "infinity"], ["more"])
+    pair = _with_second_output(tmp_path, far, infinity=np.array(np.inf, np.float32))
+    assert flash_trt("compare", *pair, "--json", tmp_path / "v.json") == EXIT_USAGE
+    assert "output more" in " ".join(capsys.readouterr().err.split())
+    kinds = {o["output"]: o["kind"] for o in json.loads((tmp_path / "v.json").read_text())["outputs"]}
+    assert kinds == {"output": "passed", "more": "infinite"}
+
+
+def test_an_empty_output_beside_one_with_numbers_is_no_failure(tmp_path: Path, flash_trt: Command) -> None:
+    none = helper.make_node("Slice", ["output", "start", "start"], ["more"])
+    pair = _with_second_output(tmp_path, none, start=np.array([0], np.int64))
+    assert flash_trt("compare", *pair, "--json", tmp_path / "v.json") == EXIT_OK
+    verdict = json.loads((tmp_path / "v.json").read_text())
+    assert verdict["passed"] is True
+    assert {o["output"]: o["kind"] for o in verdict["outputs"]} == {"output": "passed", "more": "empty"}
+
+
 @pytest.mark.parametrize("how", ["same", "copy", "link"])
 def test_a_file_is_not_compared_with_itself(tmp_path: Path, flash_trt: Command, how: str) -> None:
     model = fused(tmp_path / "m.onnx")

@@ -101,11 +101,6 @@ def test_integers_must_agree() -> None:
     assert not _judge(numbers + (numbers == 7), numbers, None).passed
 
 
-def test_an_empty_output_passes() -> None:
-    empty = np.zeros((0, 5), np.float32)
-    assert _judge(empty, empty, empty.astype(np.float64)).passed
-
-
 def test_an_engine_in_half_precision_may_round_as_that_type_does() -> None:
     coarse = (WIDE * (1 + 1e-3 * np.random.default_rng(4).standard_normal(WIDE.shape))).astype(np.float16)
     wrong = coarse * np.float16(1.01)
@@ -117,3 +112,20 @@ def test_an_engine_in_half_precision_may_round_as_that_type_does() -> None:
 
 def test_a_verdict_is_json_even_where_an_error_is_infinite() -> None:
     assert _judge(BASE[:1], BASE).as_json()["max_abs_error"] is None
+
+
+@pytest.mark.parametrize(("numbers", "kind"), [(np.empty((0, 5)), "empty"), (np.full((3, 5), np.inf), "infinite")])
+def test_outputs_without_a_number_to_compare_neither_pass_nor_fail(numbers: np.ndarray, kind: str) -> None:
+    verdict = _judge(numbers.astype(np.float32), numbers.astype(np.float32), numbers)
+    assert (verdict.kind, verdict.passed, verdict.failed, verdict.compared) == (kind, False, False, 0)
+
+
+def test_infinities_of_another_sign_still_differ() -> None:
+    ours, theirs = np.full(4, np.inf, np.float32), np.full(4, -np.inf, np.float32)
+    assert _judge(ours, theirs, theirs.astype(np.float64)).failed
+
+
+def test_a_verdict_says_how_many_numbers_it_compared() -> None:
+    base, wide = _base(1), WIDE.copy()
+    base[0, 0, :7] = wide[0, 0, :7] = np.inf
+    assert _judge(base, base, wide).compared == WIDE.size - 7
