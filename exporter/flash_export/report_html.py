@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``report.html``: the content of ``report.json`` as one page that loads nothing and runs nothing.
 
-Names in a report come from a model file that anybody may have made, so every one of them is escaped: by the template,
-which escapes all but the drawings, and by the drawings themselves. The page's own policy forbids scripts and loading,
-should one slip by.
+Names in a report come from a model file that anybody may have made, so every one of them is escaped: by the template
+(``html_page``), which escapes all but the drawings, and by the drawings themselves.
 """
 
 from __future__ import annotations
@@ -11,19 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import jinja2
-
-from flash_export import __version__
+from flash_export import __version__, html_page
 from flash_export.report_drawing import draw_graph
 from flash_export.report_plots import bytes_text, error_histogram, memory_plot, seconds_bars, shares
-
-_TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("flash_export"),
-    autoescape=True,
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
 
 
 def as_html(document: Mapping[str, Any]) -> str:
@@ -35,7 +24,9 @@ def as_html(document: Mapping[str, Any]) -> str:
     runs = check["runs"] if check else []
     example = document["example"]
     memory = example["memory"] if example else None
-    return _TEMPLATES.get_template("report.html.j2").render(
+    return html_page.render(
+        "flash_export",
+        "report.html.j2",
         version=__version__,
         document=document,
         **by_status,
