@@ -212,6 +212,9 @@ def compare(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Writes every verdict to FILE.")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draws the verdicts as a page that loads and runs nothing.")
+    ] = None,
     save_inputs: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Saves the inputs of every run, to replay it with --values.")
     ] = None,
@@ -226,6 +229,7 @@ def compare(
         reference=reference,
         inputs=InputOptions(shapes=tuple(shape or ()), values=values, seed=seed, repeats=repeats),
         json=json_file,
+        html=html,
         save_inputs=save_inputs,
         trust_engine=trust_engine,
     )

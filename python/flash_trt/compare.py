@@ -28,6 +28,7 @@ from flash_export.op import DOMAIN
 from flash_export.talk import Talk
 from flash_export.trials import Trial
 from flash_trt import engine_file, onnx_file, runners, tensor_files
+from flash_trt.compare_html import as_html, nearness
 from flash_trt.compare_inputs import InputOptions, plan_runs
 from flash_trt.onnx_file import OnnxFile
 from flash_trt.output import check_outputs, write_atomically
@@ -48,6 +49,7 @@ class CompareOptions:
     reference: Path
     inputs: InputOptions = dataclasses.field(default_factory=InputOptions)
     json: Path | None = None
+    html: Path | None = None
     save_inputs: Path | None = None
     trust_engine: bool = False
 
@@ -97,7 +99,7 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
     """Runs both on several drawn inputs and judges every output of both.
 
     Returns:
-        The comparison when everything agrees. The JSON is written and the table shown either way.
+        The comparison when everything agrees. The JSON and the page are written and the table shown either way.
 
     Raises:
         NumbersDiffer: an output differs, is missing on a side, or is NaN.
@@ -106,7 +108,7 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
         UnsupportedModel, MissingHere, UnsafeInput: a side cannot be run here; see ``runners``.
     """
     inputs = options.save_inputs / "inputs.npz" if options.save_inputs else None
-    check_outputs((options.json, inputs), (options.fused, options.reference))
+    check_outputs((options.json, options.html, inputs), (options.fused, options.reference))
     with talk.step("read", f"{options.fused} and {options.reference}"):
         reference = onnx_file.read(options.reference)
         fused = None if engine_file.is_engine(options.fused) else onnx_file.read(options.fused)
@@ -123,8 +125,11 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
     verdicts = judge_runs(runs, more=more, rounding=sides.rounding, softcap=softcap)
     saved = {run.name: path for i, run in enumerate(runs) if (path := _saved_as(options, i))}
     comparison = Comparison(tuple(verdicts), sides.precision, saved)
+    document = comparison.as_json(options)
     if options.json:
-        write_atomically(options.json, json.dumps(comparison.as_json(options), indent=2).encode() + b"\n")
+        write_atomically(options.json, json.dumps(document, indent=2).encode() + b"\n")
+    if options.html:
+        write_atomically(options.html, as_html(document).encode())
     talk.result(verdict_table(comparison))
     _require_passed(comparison, options)
     return comparison
@@ -349,12 +354,6 @@ def _require_compared(comparison: Comparison, options: CompareOptions) -> None:
     )
 
 
-def _nearness(verdict: OutputVerdict) -> tuple[bool, bool, float]:
-    """How near to failing: a failed one first, one that compared nothing last."""
-    share = verdict.max_abs_error / verdict.tolerance if verdict.tolerance else 0.0
-    return verdict.failed, verdict.passed, share
-
-
 def verdict_table(comparison: Comparison) -> Table:
     """One line for each output: its worst run."""
     table = Table(title=f"compared {comparison.precision}", title_justify="left", box=None, pad_edge=False)
@@ -362,7 +361,7 @@ def verdict_table(comparison: Comparison) -> Table:
         table.add_column(column)
     for name in dict.fromkeys(verdict.output for verdict in comparison.verdicts):
         mine = [verdict for verdict in comparison.verdicts if verdict.output == name]
-        worst = max(mine, key=_nearness)
+        worst = max(mine, key=lambda verdict: nearness(verdict.as_json()))
         colour = "green" if worst.passed else "red" if worst.failed else "yellow"
         table.add_row(
             escape(name),
