@@ -53,6 +53,20 @@ def _contents_slice(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | None:
     return data[start:end:step]
 
 
+def split_contents(s: Shapes, node: ir.Node) -> list[tuple[Dim, ...] | None]:
+    """The parts of a vector: ONNX Runtime's optimizer takes lengths out of a Shape by Split."""
+    data, shapes = s.contents(node.inputs[0]), [s.shape(v) for v in node.outputs]
+    parts: list[tuple[Dim, ...] | None] = []
+    start = 0
+    for shape in shapes:
+        count = None if shape is None or len(shape) != 1 else shape[0].static
+        if data is None or count is None:
+            return [None] * len(shapes)
+        parts.append(data[start : start + count])
+        start += count
+    return parts
+
+
 def _contents_concat(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | None:
     parts = [s.contents(v) for v in node.inputs]
     known = [p for p in parts if p is not None]

@@ -9,20 +9,55 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from flash_export import graph as g
-from flash_export.dims import Dim, Shape
+from flash_export.contrib_product import CONTRIB_DOMAIN, as_multiplied
+from flash_export.dims import ONE, Dim, Shape
 
 if TYPE_CHECKING:
     from flash_export.shapes import Shapes
 
-CONTRIB_DOMAIN = "com.microsoft"
+Rule = Callable[["Shapes", ir.Node], "list[Shape | None]"]
 
 _UNARY_NAMES = (
-    "BiasGelu FastGelu Gelu QuickGelu RotaryEmbedding SkipLayerNormalization SkipSimplifiedLayerNormalization"
+    "BiasGelu BiasSoftmax BiasSplitGelu FastGelu Gelu GemmaRotaryEmbedding GroupNorm QuickGelu RotaryEmbedding "
+    "SkipGroupNorm"
 )
+SKIPPING = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+"""Norms of a sum; output 3 is the sum itself, of the input's type."""
 
 
 def _same(s: Shapes, node: ir.Node) -> list[Shape | None]:
     return [s.shape(node.inputs[0])]
+
+
+def _skipping(s: Shapes, node: ir.Node) -> list[Shape | None]:
+    """The normalised sum, two statistics a row, and the sum itself."""
+    shape = s.broadcast([s.shape(v) for v in node.inputs[:2]])
+    rows = None if shape is None else (*shape[:-1], ONE)
+    return [shape, rows, rows, shape]
+
+
+def _embedding(s: Shapes, node: ir.Node) -> list[Shape | None]:
+    """Normalised sum of embeddings ``[B, S, W]``, the mask's lengths ``[B]``, and the sum itself."""
+    tokens, table = s.shape(node.inputs[0]), s.shape(g.input_of(node, 2))
+    if tokens is None or table is None:
+        return [None]
+    whole = (*tokens, table[-1])
+    return [whole, tokens[:1], whole]
+
+
+def _fused_product(s: Shapes, node: ir.Node) -> list[Shape | None]:
+    a, b = s.shape(node.inputs[0]), s.shape(node.inputs[1])
+    if a is None or b is None or len(a) < 2 or len(b) < 2:
+        return [None]
+    left, right = as_multiplied(node, a, "A"), as_multiplied(node, b, "B")
+    batch = s.broadcast([tuple(left[:-2]), tuple(right[:-2])])
+    return [None if batch is None else (*batch, left[-2], right[-1])]
+
+
+def _packed_bits(s: Shapes, node: ir.Node) -> list[Shape | None]:
+    """A product with quantized weights: their width is an attribute."""
+    shape, width = s.shape(node.inputs[0]), g.int_attribute(node, "N", 0)
+    return [None if shape is None or not width else (*shape[:-1], Dim.of(width))]
 
 
 def _multihead(s: Shapes, node: ir.Node) -> list[Shape | None]:
@@ -57,9 +92,32 @@ def _packed_weights(s: Shapes, node: ir.Node) -> list[Shape | None]:
     return [None if width is None else (*source[:2], width)]
 
 
-CONTRIB_SHAPE_RULES: dict[str, Callable[[Shapes, ir.Node], list[Shape | None]]] = {
+def _blocked(s: Shapes, node: ir.Node) -> list[Shape | None]:
+    """A Conv or a pooling of blocked channels: only the batch is known."""
+    shape = s.shape(node.inputs[0])
+    return [None if shape is None else (shape[0], *(s.fresh() for _ in shape[1:]))]
+
+
+def _unblocked(s: Shapes, node: ir.Node) -> list[Shape | None]:
+    shape, channels = s.shape(node.inputs[0]), g.int_attribute(node, "channels", 0)
+    if shape is None or not channels or g.int_attribute(node, "channels_last", 0):
+        return [None if shape is None else (shape[0], *(s.fresh() for _ in shape[1:]))]
+    return [(shape[0], Dim.of(channels), *shape[2:])]
+
+
+_OPERATORS: dict[str, Rule] = {
     **dict.fromkeys(_UNARY_NAMES.split(), _same),
+    **dict.fromkeys(SKIPPING, _skipping),
+    **dict.fromkeys(("FusedMatMul", "TransposeMatMul"), _fused_product),
+    **dict.fromkeys(("MatMulBnb4", "MatMulNBits"), _packed_bits),
+    "EmbedLayerNormalization": _embedding,
     "MultiHeadAttention": _multihead,
     "GroupQueryAttention": _group_query,
     "Attention": _packed_weights,
 }
+_BLOCKED = ("AveragePool", "Conv", "GlobalAveragePool", "GlobalMaxPool", "MaxPool", "ReorderInput", "Upsample")
+CONTRIB_SHAPE_RULES: dict[str, dict[str, Rule]] = {
+    CONTRIB_DOMAIN: _OPERATORS,
+    CONTRIB_DOMAIN + ".nchwc": {**dict.fromkeys(_BLOCKED, _blocked), "ReorderOutput": _unblocked},
+}
+"""Domain -> operator -> its rule. ``nchwc`` is the layout in which ONNX Runtime convolves on a CPU."""

@@ -9,6 +9,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common
 
 from flash_export.op import DOMAIN
+from flash_export.shapes import Shapes
 
 
 class CannotCut(Exception):
@@ -29,6 +30,8 @@ def cut(model: ir.Model, boundary: Collection[str], outputs: Sequence[str]) -> i
     if missing:
         raise CannotCut(f"{missing} are no values of the main graph")
     inputs = [name for name in boundary if not known[name].is_initializer()]
+    if any(known[name].dtype is None for name in (*inputs, *outputs)):
+        _complete_types(model)
     try:
         graph = ir.convenience.extract(model.graph, inputs, outputs)
     except ValueError as error:
@@ -38,6 +41,16 @@ def cut(model: ir.Model, boundary: Collection[str], outputs: Sequence[str]) -> i
     part = ir.Model(graph, ir_version=model.ir_version, functions=[f.clone() for f in model.functions.values()])
     onnx_ir.passes.common.RemoveUnusedFunctionsPass()(part)
     return part
+
+
+def _complete_types(model: ir.Model) -> None:
+    """Notes the types of values that the file and onnx know none of: what lies below ONNX Runtime's own operators."""
+    shapes = Shapes(model.graph)
+    for node in model.graph:
+        for value in node.outputs:
+            dtype = shapes.dtype(value)
+            if value.dtype is None and dtype is not None:
+                value.dtype = dtype
 
 
 def attention_nodes(model: ir.Model) -> list[ir.Node]:

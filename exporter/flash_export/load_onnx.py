@@ -23,6 +23,7 @@ import onnx.checker
 import onnx_ir as ir
 from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 
+from flash_export import contrib_schemas  # noqa: F401  (registers a schema)
 from flash_export.errors import UnsafeInput, UsageError
 
 

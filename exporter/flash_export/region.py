@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from flash_export import graph as g
 from flash_export.canonical import Refused, Tail
+from flash_export.contrib_product import as_multiplied, is_fused_product
 from flash_export.drafts import Drafts
 from flash_export.evaluate import Evaluator, NotEvaluable
 from flash_export.layout import Axes, Axis, Chain, follow, is_float_cast, leaves, step, unify
@@ -75,17 +76,22 @@ class Product:
 
 
 def is_product(node: ir.Node | None) -> bool:
-    """True for MatMul and for an Einsum of two operands."""
-    return g.is_op(node, "MatMul") or (g.is_op(node, "Einsum") and node is not None and len(node.inputs) == 2)
+    """True for MatMul, FusedMatMul and for an Einsum of two operands."""
+    if g.is_op(node, "MatMul") or is_fused_product(node):
+        return True
+    return g.is_op(node, "Einsum") and node is not None and len(node.inputs) == 2
 
 
 def multiply(node: ir.Node, left: Axes, right: Axes, shapes: Shapes) -> Product:
-    """The product's axes with the operands' atoms unified.
+    """The product's axes with the operands' atoms unified; FusedMatMul's factor is the caller's.
 
     Raises:
         Refused: ``product_form`` when the operands' axes cannot be matched.
     """
-    result = _einsum(node, left, right, shapes) if node.op_type == "Einsum" else _matmul(left, right, shapes)
+    if node.op_type == "Einsum":
+        result = _einsum(node, left, right, shapes)
+    else:
+        result = _matmul(as_multiplied(node, left, "A"), as_multiplied(node, right, "B"), shapes)
     if result is None:
         raise Refused(
             "product_form",

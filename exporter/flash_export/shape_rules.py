@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 _UNARY_NAMES = (
     "Identity Cast Dropout Softmax LogSoftmax Tanh Sigmoid Relu Gelu Erf Sqrt Neg Abs Exp Not IsNaN Trilu "
     "CastLike LayerNormalization RMSNormalization Clip LeakyRelu Elu Softplus Reciprocal Log Sin Cos Floor "
-    "Ceil CumSum Round Sign ScatterElements ScatterND HardSwish Mish Swish HardSigmoid"
+    "Ceil CumSum Round Sign ScatterElements ScatterND HardSwish Mish Swish HardSigmoid "
+    "SimplifiedLayerNormalization"
 )
 _UNARY = frozenset(_UNARY_NAMES.split())
 _BROADCASTING_NAMES = "Add Sub Mul Div Pow Where And Or Xor Equal Less LessOrEqual Greater GreaterOrEqual Max Min Mod"

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from flash_export import graph as g
-from flash_export.contents_rules import CONTENTS_RULES, MAX_CONTENTS
-from flash_export.contrib_shapes import CONTRIB_DOMAIN, CONTRIB_SHAPE_RULES
+from flash_export.contents_rules import CONTENTS_RULES, MAX_CONTENTS, split_contents
+from flash_export.contrib_shapes import CONTRIB_SHAPE_RULES, SKIPPING
 from flash_export.dims import ONE, Dim, Shape
 from flash_export.shape_rules import SHAPE_RULES
 
@@ -24,6 +24,7 @@ _OWN_TYPE_NAMES = (
 _OWN_TYPE = frozenset(_OWN_TYPE_NAMES.split())
 """Operators whose output type is not their first input's; their outputs' types must be declared."""
 _BOOLEAN_NAMES = "And Or Xor Not Equal Less LessOrEqual Greater GreaterOrEqual IsNaN"
+_RULES = {"": SHAPE_RULES, **CONTRIB_SHAPE_RULES}
 _BOOLEAN = frozenset(_BOOLEAN_NAMES.split())
 
 
@@ -129,23 +130,28 @@ class Shapes:
 
     def add(self, node: ir.Node) -> None:
         """Learns what ``node`` says of its outputs; those of its inputs must be known."""
-        if not node.outputs or node.domain not in ("", "ai.onnx", CONTRIB_DOMAIN):
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        if not node.outputs or domain not in _RULES:
             return
         dtype = self._derived_dtype(node)
-        for value in node.outputs if node.op_type == "Split" else node.outputs[:1]:
-            self._dtypes[value] = dtype
+        for index, value in enumerate(node.outputs):
+            if index == 0 or node.op_type == "Split" or (node.op_type in SKIPPING and index == 3):
+                self._dtypes[value] = dtype
         derived: list[Shape | None] = [None] * len(node.outputs)
-        rules = CONTRIB_SHAPE_RULES if node.domain == CONTRIB_DOMAIN else SHAPE_RULES
-        rule = rules.get(node.op_type)
+        rule = _RULES[domain].get(node.op_type)
         if rule is not None:
             known = rule(self, node)[: len(node.outputs)]
             derived[: len(known)] = known
         for value, shape in zip(node.outputs, derived, strict=True):
             self._shapes[value] = self._merged(value, shape)
-        if node.op_type in CONTENTS_RULES and node.domain != CONTRIB_DOMAIN:
-            contents = CONTENTS_RULES[node.op_type](self, node)
+        if domain:
+            return
+        rule_of_contents = CONTENTS_RULES.get(node.op_type)
+        held = [rule_of_contents(self, node)] if rule_of_contents else []
+        parts = split_contents(self, node) if node.op_type == "Split" else held
+        for value, contents in zip(node.outputs, parts, strict=False):
             if contents is not None and len(contents) <= MAX_CONTENTS:
-                self._contents[node.outputs[0]] = contents
+                self._contents[value] = contents
 
     def _derived_dtype(self, node: ir.Node) -> ir.DataType | None:
         if node.op_type == "Cast":

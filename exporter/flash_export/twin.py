@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common
 
-from flash_export.contrib_shapes import CONTRIB_DOMAIN
+from flash_export.contrib_product import CONTRIB_DOMAIN
 from flash_export.mapped import mapped
 
 _HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})

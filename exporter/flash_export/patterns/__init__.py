@@ -22,6 +22,7 @@ PATTERNS: dict[tuple[str, str], Callable[[ir.Node, Region], Attention]] = {
     ("", "Softmax"): softmax.read,
     ("", "Attention"): standard_attention.read,
     (contrib.DOMAIN, "Attention"): contrib_packed_weights.read,
+    (contrib.DOMAIN, softmax.BIAS_SOFTMAX): softmax.read,
     (contrib.DOMAIN, "GroupQueryAttention"): contrib_group_query.read,
     (contrib.DOMAIN, "MultiHeadAttention"): contrib_multihead.read,
     **{(contrib.DOMAIN, operator): contrib.read for operator in contrib.OPERATORS},

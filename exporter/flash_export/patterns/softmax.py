@@ -1,18 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention written out: a product, a Softmax, a second product, in whatever order of operands and layouts."""
+"""Attention written out: a product, a Softmax, a second product, in whatever order of operands and layouts.
+
+What ONNX Runtime's optimizer makes of such a graph (``FusedMatMul``, ``BiasSoftmax``) is read as what it stands for.
+"""
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from flash_export import graph as g
-from flash_export.canonical import Attention, NotAttention, Refused
+from flash_export.canonical import Added, Attention, NotAttention, Refused
+from flash_export.contrib_product import alpha_of, keeps_rows
 from flash_export.dims import ONE
 from flash_export.layout import Axes, Axis, Chain, is_float_cast, leaves, step, trains
 from flash_export.patterns.scores import Expression, Step, read_scores
 from flash_export.region import Product, Region, follow_tail, is_product, multiply, users
 
 _BELOW = ("Identity", "Dropout", "Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze")
+
+BIAS_SOFTMAX = "BiasSoftmax"
+"""ONNX Runtime's fusion of an Add and a Softmax; of its providers, CUDA has it and the CPU has not."""
 
 REACH = 24
 """Nodes looked at when deciding whether a softmax that does not match is attention at all."""
@@ -136,12 +144,21 @@ def _product_above(value: ir.Value) -> bool:
     return False
 
 
+def _added_inside(anchor: ir.Node, expression: Expression) -> None:
+    """The bias that ONNX Runtime's BiasSoftmax adds itself; its two ways to broadcast are both NumPy's."""
+    bias = g.input_of(anchor, 1) if anchor.op_type == BIAS_SOFTMAX else None
+    if bias is not None:
+        expression.refuse_after_sink(anchor)
+        expression.terms.append(Added(bias, 1.0, expression.axes, anchor))
+
+
 def _softmax_axis(anchor: ir.Node, axes: Axes, opset: int) -> Axis:
     """The atoms that the Softmax runs over.
 
     Raises:
-        Refused: ``softmax_flattens`` for opset-11 semantics over more than the last axis.
+        Refused: ``softmax_flattens`` for opset-11 semantics over more than the last axis; BiasSoftmax has these always.
     """
+    opset = 1 if anchor.op_type == BIAS_SOFTMAX else opset
     axis = g.int_attribute(anchor, "axis", -1 if opset >= 13 else 1)
     if not -len(axes) <= axis < len(axes):
         text = f"Softmax over axis {axis} of scores with {len(axes)} axes"
@@ -164,12 +181,14 @@ def _assemble(
     right = region.operand(first.inputs[1], first, scalars=True)  # type: ignore[arg-type]
     scores = multiply(first, left.last, right.last, region.shapes)
     expression = Expression(scores.axes)
+    expression.multiply(alpha_of(first))
     for one in up:
         if one.effect is not None:
             one.effect(expression)
     if expression.inside_tanh:
         # A bare tanh is a cap of 1.
         expression.multiply(1.0)
+    _added_inside(anchor, expression)
     summed = _softmax_axis(anchor, expression.axes, region.opset)
     if any(leaves(axis) != summed for axis in expression.key_axes):
         raise _other_axis(anchor)
@@ -180,7 +199,7 @@ def _assemble(
     at = 0 if second.inputs[0] is probabilities else 1
     if second.inputs[0] is second.inputs[1]:
         raise Refused("product_form", "the probabilities are multiplied by themselves", second, "leave it")
-    value = region.operand(second.inputs[1 - at], second, scalars=False)  # type: ignore[arg-type]
+    value = _with_alpha(region.operand(second.inputs[1 - at], second, scalars=False), second, region)  # type: ignore[arg-type]
     operands = (axes, value.last) if at == 0 else (value.last, axes)
     result = multiply(second, *operands, region.shapes)
     columns = leaves(scores.rows if transposed else scores.columns)
@@ -211,6 +230,15 @@ def _assemble(
     )
 
 
+def _with_alpha(value: Chain, second: ir.Node, region: Region) -> Chain:
+    """V times what the second product is multiplied by, written down as a draft; V itself for a factor of 1."""
+    factor, dtype = alpha_of(second), region.shapes.dtype(value.values[-1])
+    if factor == 1.0 or dtype is None:
+        return value
+    number = region.drafts.constant(np.array(factor, dtype=dtype.numpy()))
+    return Chain([region.drafts.op("Mul", value.values[-1], number)], [], [value.last], [], [])
+
+
 def _is_transposed(scores: Product, summed: Axis, anchor: ir.Node) -> bool:
     """Whether K is the left operand: the softmax runs over K's length, whichever side that is."""
     if summed == leaves(scores.columns):
@@ -234,7 +262,8 @@ def _with_row_factors(
 ) -> Chain:
     """Q times the factors of its rows, written down as a draft; Q itself where there are none."""
     for side in expression.row_factors:
-        if transposed or first.op_type != "MatMul" or side.axes != scores.axes or len(query.last) != len(scores.axes):
+        aligned = first.op_type != "Einsum" and keeps_rows(first)
+        if transposed or not aligned or side.axes != scores.axes or len(query.last) != len(scores.axes):
             raise Refused(
                 "scale_not_scalar",
                 "the scores are multiplied by a tensor whose axes are not those of Q",
