@@ -22,6 +22,7 @@ from flash_export.op import DOMAIN, FLOAT_ATTRIBUTES, INT_ATTRIBUTES, OPERATORS,
 from flash_export.patterns import PATTERNS
 from flash_export.plan import Plan, make_plan
 from flash_export.region import Region
+from flash_export.shape_reads import answered_elsewhere
 from flash_export.shapes import Shapes
 from flash_export.sites import Refusal, Site
 
@@ -158,6 +159,7 @@ def _settle(graph: ir.Graph, candidates: list[_Candidate], region: Region) -> No
         still = [c for c in candidates if any(n in live for n in c.plan.nodes)]
         if not still:
             break
+        still = [c for c in still if not _only_lengths_read(c, live, region)]
         refused = [c for c in still if not _ends_earlier(c, region)]
         for candidate in refused:
             _refuse_used(candidate, live)
@@ -189,6 +191,14 @@ def _live_nodes(graph: ir.Graph, plans: Iterable[Plan]) -> set[ir.Node]:
             live.add(node)
             push(g.all_inputs(node))
     return live
+
+
+def _only_lengths_read(candidate: _Candidate, live: set[ir.Node], region: Region) -> bool:
+    """Answers from Q and K whoever asks for the lengths of scores or probabilities that the site would leave."""
+    answers = answered_elsewhere(candidate.attention, candidate.plan, live, region)
+    candidate.attention.also.extend(answers)
+    candidate.plan = dataclasses.replace(candidate.plan, also=(*candidate.plan.also, *answers))
+    return bool(answers)
 
 
 def _ends_earlier(candidate: _Candidate, region: Region) -> bool:

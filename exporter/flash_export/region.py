@@ -153,8 +153,8 @@ def _einsum(node: ir.Node, left: Axes, right: Axes, shapes: Shapes) -> Product |
 
 
 def users(value: ir.Value) -> list[ir.Node]:
-    """The nodes that read ``value``'s data; Shape nodes read only its lengths and are left out."""
-    return [n for n in dict.fromkeys(use.node for use in value.uses()) if not g.is_op(n, "Shape")]
+    """The nodes that read ``value``'s data; Shape and Size read only its lengths and are left out."""
+    return [n for n in dict.fromkeys(use.node for use in value.uses()) if not g.is_op(n, "Shape", "Size")]
 
 
 def follow_tail(value: ir.Value, axes: Axes, shapes: Shapes) -> list[Tail]:

@@ -77,9 +77,11 @@ class _Builder:
         """Emits the node of ``plan`` and hands its result to all who read the old output."""
         place = _producer(plan.output)
         prefix = plan.anchor.name or str(plan.anchor.outputs[0].name)
-        for value in (*plan.sources, *(new for _, new in plan.also)):
+        for value in plan.sources:
             # A draft reads what stands above the anchor, and others may read it from there on.
             self._place_draft(value, plan.anchor, prefix)
+        for old, new in plan.also:
+            self._place_draft(new, _producer(old), prefix)
         inputs = [self._feed(f, place, prefix) for f in plan.operands]
         operator = plan.operator
         if operator is FLASH_ATTENTION_EX:
