@@ -259,13 +259,15 @@ def _uncapturable(error: Exception, ranges: dict[str, tuple[int, int | None]]) -
         )
     for name, size in _excluded(text) or []:
         low, high = ranges.get(name, (1, None))
-        smaller = f"{name}={_range((low, size - 1))} or " if size > low else ""
+        left = [(low, size - 1)] if size > low else []
+        left += [(size + 1, high)] if high is None or size < high else []
+        others = " or ".join(f"{name}={_range(limits)}" for limits in left) or f"a number in the place of {name}"
         return UnsupportedModel(
             f"the dimension {name} cannot have every size of its range in this model",
             where="torch.export",
             got=f"forward takes another way for {name} = {size}",
             need=f"one way for every {name} in {_range((low, high))}",
-            do=f"give {smaller}{name}={_range((size + 1, high))} in --input, or make that table one longer",
+            do=f"give {others} in --input, or make that table one longer",
         )
     if "data-dependent" in text or "DataDependent" in type(error).__name__ or ".item()" in text:
         return UnsupportedModel(

@@ -75,6 +75,20 @@ def test_a_size_inside_a_range_is_named_with_the_ranges_that_work() -> None:
     assert "seq=1..511 or seq=513..600" in error.do
 
 
+@pytest.mark.parametrize(
+    ("limits", "size", "advice"),
+    [
+        ((1, 48), 48, "give seq=1..47 in --input"),
+        ((48, 50), 48, "give seq=49..50 in --input"),
+        ((48, 48), 48, "give a number in the place of seq in --input"),
+        ((1, None), 48, "give seq=1..47 or seq=49.. in --input"),
+    ],
+)
+def test_no_empty_range_is_advised(limits: tuple[int, int | None], size: int, advice: str) -> None:
+    error = export_capture._uncapturable(RuntimeError(guard(("seq", size))), {"seq": limits})
+    assert error.do.startswith(advice)
+
+
 class Sliced(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
