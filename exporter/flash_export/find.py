@@ -18,6 +18,7 @@ from flash_export.canonical import Attention, NotAttention, Refused, name_of
 from flash_export.drafts import Drafts, is_draft
 from flash_export.evaluate import Evaluator
 from flash_export.foreign_body import foreign_bodies
+from flash_export.inline import CannotInline, functions_with, inline
 from flash_export.op import DOMAIN, FLOAT_ATTRIBUTES, INT_ATTRIBUTES, OPERATORS, Attributes
 from flash_export.patterns import PATTERNS
 from flash_export.plan import Plan, make_plan
@@ -37,8 +38,24 @@ class _Candidate:
 def find(model: ir.Model) -> list[Site]:
     """One site for every softmax and attention operator, in the graph's order; unnamed values get names.
 
-    Sites inside subgraphs and functions come after those of the main graph and are never fused.
+    A local function with attention in it becomes part of the main graph where that is fused. Sites inside subgraphs
+    and other functions come after those of the main graph and are never fused.
     """
+    if not functions_with(model, PATTERNS):
+        return _find(model)
+    trial = model.clone()
+    try:
+        inline(trial, PATTERNS)
+    except CannotInline as error:
+        return _find(model, str(error))
+    sites, before = _find(trial), _find(model)
+    if sum(s.status == "fused" for s in sites) == sum(s.status == "fused" for s in before):
+        return before
+    inline(model, PATTERNS)
+    return _find(model)
+
+
+def _find(model: ir.Model, not_inlined: str = "") -> list[Site]:
     opset = model.opset_imports.get("", 1)
     g.ensure_names(model.graph)
     region = _region(model.graph, opset, None)
@@ -61,7 +78,7 @@ def find(model: ir.Model) -> list[Site]:
         if candidate.plan.operator.name in foreign:
             _refuse_foreign(candidate.site, candidate.plan.operator.name)
     _settle(model.graph, [c for c in candidates if c.site.status != "refused"], region)
-    sites.extend(_inner_sites(model, region))
+    sites.extend(_inner_sites(model, region, not_inlined))
     _name_apart(sites)
     return sites
 
@@ -281,37 +298,56 @@ def _in_graph(values: Iterable[ir.Value]) -> list[ir.Value]:
     return list(dict.fromkeys(result))
 
 
-def _inner_sites(model: ir.Model, region: Region) -> Iterator[Site]:
-    for node in model.graph:
-        for attribute in node.attributes.values():
-            for graph in g.graphs_of(attribute):
-                yield from _subgraph_sites(graph, region, f"a subgraph of {name_of(node)}")
+def _inner_sites(model: ir.Model, region: Region, not_inlined: str) -> Iterator[Site]:
+    yield from _sites_below(model.graph, region)
     for function in model.functions.values():
         if function.domain != DOMAIN:
-            opset = function.opset_imports.get("", region.opset)
-            yield from _subgraph_sites(function, _region(function, opset, None), f"the function {function.name}", True)
+            inner = _region(function, function.opset_imports.get("", region.opset), None)
+            why = f", which cannot become part of the graph: {not_inlined}" if not_inlined else ""
+            reason = Refusal(
+                "subgraph",
+                f"the attention lies in the local function {function.name}{why}",
+                "",
+                "inline the functions (onnx.inliner, at one opset), then export again",
+            )
+            for site in _subgraph_sites(function, inner, reason):
+                if not_inlined and site.status == "refused":
+                    # What a function by itself does not tell, such as the ranks of its inputs, is no reason.
+                    site.reason = dataclasses.replace(reason, node=site.name)
+                yield site
 
 
-def _subgraph_sites(
-    graph: ir.Graph | ir.Function, outer: Region, where: str, is_function: bool = False
-) -> Iterator[Site]:
-    region = outer if is_function else _region(graph, outer.opset, outer)
+def _sites_below(graph: ir.Graph | ir.Function, region: Region) -> Iterator[Site]:
+    """The sites in the branches and bodies of the graph's nodes."""
+    for node in graph:
+        for attribute in node.attributes.values():
+            for inner in g.graphs_of(attribute):
+                yield from _subgraph_sites(inner, _region(inner, region.opset, region), _inside(node))
+
+
+def _inside(node: ir.Node) -> Refusal:
+    """Why attention in a branch or a body stays."""
+    what, action = "the body", "unroll the loop when exporting, or export its body as a model of its own"
+    if node.op_type == "If":
+        what = "a branch"
+        action = "export the branches as models of their own (optimum: without merging the decoders)"
+    return Refusal(
+        "subgraph",
+        f"the attention lies in {what} of {node.op_type} {name_of(node)}, where nobody can feed it to prove a rewrite",
+        "",
+        action,
+    )
+
+
+def _subgraph_sites(graph: ir.Graph | ir.Function, region: Region, reason: Refusal) -> Iterator[Site]:
     for node in graph:
         found = _visit(node, region)
         if isinstance(found, Site):
             yield found
         elif found is not None:
-            reason = Refusal(
-                "subgraph",
-                f"the attention lies in {where}",
-                name_of(node),
-                "inline the function or unroll the branch, then export again",
-            )
             _refuse(found.site, reason, node)
             yield found.site
-        for attribute in node.attributes.values():
-            for inner in g.graphs_of(attribute):
-                yield from _subgraph_sites(inner, region, f"a subgraph of {name_of(node)}")
+    yield from _sites_below(graph, region)
 
 
 def _name_apart(sites: list[Site]) -> None:

@@ -7,6 +7,7 @@ rounding of the float32 run is measured against a float64 run, so that a toleran
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import ml_dtypes
@@ -15,7 +16,9 @@ import onnx_ir as ir
 import onnx_ir.passes.common
 
 from flash_export.contrib_product import CONTRIB_DOMAIN
+from flash_export.inline import CannotInline, inline
 from flash_export.mapped import mapped
+from flash_export.patterns import PATTERNS
 
 _HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
@@ -52,7 +55,12 @@ def roundoff(model: ir.Model) -> float:
 
 
 def infer_types(model: ir.Model) -> None:
-    """Every value has its type afterwards, as far as onnx can tell; many exporters write none."""
+    """Every value has its type afterwards, as far as onnx can tell; many exporters write none.
+
+    Functions with attention in them become part of the graph first, as in ``find``: the edge of a site has names there.
+    """
+    with contextlib.suppress(CannotInline):
+        inline(model, PATTERNS)
     if any(value.dtype is None for value in _values(model)):
         onnx_ir.passes.common.ShapeInferencePass(strict_mode=False)(model)
 

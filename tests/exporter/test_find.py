@@ -102,24 +102,18 @@ def test_the_shape_of_a_value_between_product_and_output_may_be_asked_for() -> N
     np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
 
 
-def test_attention_inside_a_branch_or_a_function_is_refused_as_subgraph() -> None:
+def test_attention_inside_a_branch_is_refused_as_subgraph_with_a_way_out() -> None:
     branch = (
         "then_branch = inner () => (float[B, 4, S, 8] r) {\n kt = Transpose <perm = [0, 1, 3, 2]> (k)\n"
         " s = MatMul (q, kt)\n p = Softmax <axis = -1> (s)\n r = MatMul (p, v)\n }"
     )
     other = "else_branch = other () => (float[B, 4, S, 8] e) { e = Identity (q) }"
     proto = model(f"out = If (go) <{branch}, {other}>\n", inputs=graphs.QKV + ", bool go")
-    assert code(proto) == "subgraph"
-    text = (
-        '<ir_version: 9, opset_import: ["" : 18, "local" : 1]>\n'
-        "main (float[2, 4, 5, 8] q, float[2, 4, 7, 8] k, float[2, 4, 7, 8] v) => (float[2, 4, 5, 8] out)\n"
-        "{ out = local.Attend (q, k, v) }\n"
-        '<domain: "local", opset_import: ["" : 18]>\n'
-        "Attend (q, k, v) => (r)\n{\n kt = Transpose <perm = [0, 1, 3, 2]> (k)\n s = MatMul (q, kt)\n"
-        " p = Softmax <axis = -1> (s)\n r = MatMul (p, v)\n}\n"
-    )
-    sites = find(ir.from_proto(onnx.parser.parse_model(text)))
-    assert [s.status for s in sites] == ["refused"]
+    reason = only(find(ir.from_proto(proto))).reason
+    assert reason is not None
+    assert reason.code == "subgraph"
+    assert "a branch of If" in reason.text
+    assert "models of their own" in reason.action
 
 
 def test_a_second_run_finds_the_nodes_and_changes_nothing() -> None:
