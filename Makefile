@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # make demo   the main job on a real model      make test   all tests      make lint   format, types, style
-# make corpus   every architecture through every exporter
+# make corpus   every architecture through every exporter      make scores   what the gates and the seeded faults say
 # The first of them makes .venv and builds the native parts; later ones only rebuild what changed.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -13,7 +13,7 @@ NATIVE := build/native
 NATIVE_SOURCES := CMakeLists.txt $(shell find cmake plugin tests/plugin -name '*.py' -prune -o -type f -print 2>/dev/null)
 PYTHON_SOURCES := exporter python tests samples scripts benchmarks
 
-.PHONY: all demo test test-native test-python corpus lint format clean
+.PHONY: all demo test test-native test-python scores corpus lint format clean
 all: demo
 
 demo: $(INSTALLED)
@@ -23,9 +23,18 @@ test: test-native test-python
 
 test-native: $(INSTALLED)
 	$(BIN)/ctest --test-dir $(NATIVE) --output-on-failure -j 2
+	awk '/ Testing: /{name = $$3} /^[0-9]+ passed,|nothing found$$|^Done [0-9]+ runs/{print name ": " $$0}' \
+	  $(NATIVE)/Testing/Temporary/LastTest.log
 
 test-python: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# What tests only pass or fail, as figures: the gates' table, the share of seeded faults caught, the CPU's cases under ASan.
+scores: $(INSTALLED)
+	$(BIN)/python scripts/kernel_table.py $(NATIVE)/lib/libflash_attention_plugin.so
+	$(BIN)/python scripts/mutate_kernels.py --sample 12
+	LD_PRELOAD=$$($(CXX) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 \
+	  $(BIN)/python tests/plugin/cpu/cpu_library.py $(NATIVE)/lib/libcpu_door_address.so table
 
 corpus: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m corpus tests/corpus
