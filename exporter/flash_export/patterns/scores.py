@@ -285,12 +285,21 @@ def _where(node: ir.Node, region: Region) -> list[Step]:
             fill = uniform(other, region.evaluator)
             if fill is None or e.inside_tanh:
                 raise _replaced(node, "a tensor")
-            if not fill <= FORGETS:  # NaN as well
-                raise _replaced(node, f"{fill:g}")
             e.terms.append(Hidden(condition, keep, fill, e.axes, node))
 
         options.append(Step(node, scores, effect))
     return options
+
+
+def refuse_replaced(expression: Expression) -> None:
+    """Refuses scores that are replaced by a number beside which they count.
+
+    Raises:
+        Refused: ``mask_replaces_scores``.
+    """
+    for term in expression.terms:
+        if isinstance(term, Hidden) and not term.fill <= FORGETS:  # NaN as well
+            raise _replaced(term.node, f"{term.fill:g}")
 
 
 def _replaced(node: ir.Node, what: str) -> Refused:

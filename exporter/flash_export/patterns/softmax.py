@@ -14,7 +14,8 @@ from flash_export.canonical import Added, Attention, NotAttention, Refused
 from flash_export.contrib_product import alpha_of, keeps_rows
 from flash_export.dims import ONE
 from flash_export.layout import Axes, Axis, Chain, is_float_cast, leaves, step, trains
-from flash_export.patterns.scores import Expression, Step, read_scores
+from flash_export.patterns import zeroed
+from flash_export.patterns.scores import Expression, Step, read_scores, refuse_replaced
 from flash_export.region import Product, Region, follow_tail, is_product, multiply, users
 
 _BELOW = ("Identity", "Dropout", "Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze")
@@ -40,7 +41,7 @@ def read(anchor: ir.Node, region: Region) -> Attention:
     source = anchor.inputs[0]
     assert source is not None
     try:
-        down, second = _read_probabilities(anchor)
+        down, second = _read_probabilities(anchor, region)
         first, up = read_scores(source, region)
     except Refused as error:
         if error.reason.code in NEARBY and not _product_above(source):
@@ -49,7 +50,7 @@ def read(anchor: ir.Node, region: Region) -> Attention:
     return _assemble(anchor, first, up, down, second, region)
 
 
-def _read_probabilities(anchor: ir.Node) -> tuple[list[ir.Node], ir.Node]:
+def _read_probabilities(anchor: ir.Node, region: Region) -> tuple[list[ir.Node], ir.Node]:
     """The layout nodes from the Softmax down to the second product, and that product.
 
     A Slice among them may only drop the column of a sink, which ``_assemble`` sees to.
@@ -68,6 +69,10 @@ def _read_probabilities(anchor: ir.Node) -> tuple[list[ir.Node], ir.Node]:
         node = readers[0]
         if is_product(node):
             return path, node
+        if zeroed.zeroing(node, value, region) is not None:
+            path.append(node)
+            value = node.outputs[0]
+            continue
         layout = g.is_op(node, *_BELOW, "Slice")
         if not layout or trains(node) or node.inputs[0] is not value:
             raise _changed(value, node)
@@ -144,6 +149,18 @@ def _product_above(value: ir.Value) -> bool:
     return False
 
 
+def _zero(anchor: ir.Node, expression: Expression, down: list[ir.Node], region: Region) -> None:
+    """Applies the masks that are repeated on the probabilities, as long as these have the scores' axes."""
+    value, moved = anchor.outputs[0], False
+    for node in down:
+        if zeroed.zeroing(node, value, region) is not None and not g.is_op(node.inputs[0].producer(), "IsNaN"):  # type: ignore[union-attr]
+            if moved:
+                raise _changed(value, node)
+            zeroed.apply(node, value, expression, region)
+        moved = moved or not g.is_op(node, "Where", "Identity", "Dropout", "Cast")
+        value = node.outputs[0]
+
+
 def _added_inside(anchor: ir.Node, expression: Expression) -> None:
     """The bias that ONNX Runtime's BiasSoftmax adds itself; its two ways to broadcast are both NumPy's."""
     bias = g.input_of(anchor, 1) if anchor.op_type == BIAS_SOFTMAX else None
@@ -189,6 +206,8 @@ def _assemble(
         # A bare tanh is a cap of 1.
         expression.multiply(1.0)
     _added_inside(anchor, expression)
+    _zero(anchor, expression, down, region)
+    refuse_replaced(expression)
     summed = _softmax_axis(anchor, expression.axes, region.opset)
     if any(leaves(axis) != summed for axis in expression.key_axes):
         raise _other_axis(anchor)
