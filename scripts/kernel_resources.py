@@ -27,7 +27,7 @@ REGISTERS_OF_A_MULTIPROCESSOR = 65536
 ARCHITECTURE = re.compile(r"^arch = (sm_\w+)$")
 FUNCTION = re.compile(r"Function (\w+):")
 # forwardKernel<Forward<Element, head_dim, tile_q, tile_kv, warps, features>>, as the Itanium ABI mangles it.
-KERNEL = re.compile(r"ForwardI(6__half|13__nv_bfloat16|f)Li(\d+)ELi(\d+)ELi(\d+)ELi(\d+)ELNS0_8FeaturesE([01])E")
+KERNEL = re.compile(r"ForwardI(6__half|13__nv_bfloat16|f)Li(\d+)ELi(\d+)ELi(\d+)ELi(\d+)ELNS0_8FeaturesE([012])E")
 COMBINE = re.compile(r"CombineI(6__half|13__nv_bfloat16|f)E")
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 VARIANT = re.compile(r"^FLASH_VARIANT\((\w+), (\d+), (\d+), (\d+), (\d+), (\w+)\)", re.MULTILINE)
@@ -87,7 +87,7 @@ def variant_of(kernel: re.Match[str]) -> Variant:
     """The variant that a match of KERNEL names."""
     element, *sizes, features = kernel.groups()
     head_dim, tile_q, tile_kv, warps = (int(n) for n in sizes)
-    return (ELEMENTS[element], head_dim, tile_q, tile_kv, warps, ("Plain", "General")[int(features)])
+    return (ELEMENTS[element], head_dim, tile_q, tile_kv, warps, ("Plain", "General", "Paged")[int(features)])
 
 
 def find_faults(found: list[Resources], variants: list[Variant]) -> list[str]:

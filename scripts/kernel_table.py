@@ -97,18 +97,22 @@ class HotLoop:
         return HMMA_CLOCKS * self.counts["HMMA"] / max(self.total, MUFU_CLOCKS * self.counts["MUFU"])
 
 
-# The General loops hold what most of their iterations jump over: bias of either dtype, softcap, mask, and the division
-# that finds the head of a packed row.
+# The General loops hold what most of their iterations jump over: bias of either dtype, softcap, mask, the division
+# that finds the head of a packed row, and the copies of a paged cache.
 # fmt: off
 BUDGETS = {
     ("16-bit", 32, "Plain"): Budget(total=540, hmma=64, ldsm=20, mufu=68),
     ("16-bit", 64, "Plain"): Budget(total=682, hmma=128, ldsm=40, mufu=68, ratio=1.5),
     ("16-bit", 128, "Plain"): Budget(total=538, hmma=128, ldsm=72, mufu=34, ratio=1.9),
     ("16-bit", 256, "Plain"): Budget(total=570, hmma=128, ldsm=80, mufu=18),
-    ("16-bit", 32, "General"): Budget(total=2900, hmma=32, ldsm=18, mufu=138),
-    ("16-bit", 64, "General"): Budget(total=3120, hmma=64, ldsm=36, mufu=138),
-    ("16-bit", 128, "General"): Budget(total=3370, hmma=128, ldsm=72, mufu=138),
-    ("16-bit", 256, "General"): Budget(total=2210, hmma=128, ldsm=80, mufu=74),
+    ("16-bit", 32, "Paged"): Budget(total=590, hmma=64, ldsm=20, mufu=68),
+    ("16-bit", 64, "Paged"): Budget(total=780, hmma=128, ldsm=40, mufu=68, ratio=1.3),
+    ("16-bit", 128, "Paged"): Budget(total=660, hmma=128, ldsm=72, mufu=34, ratio=1.55),
+    ("16-bit", 256, "Paged"): Budget(total=680, hmma=128, ldsm=80, mufu=18),
+    ("16-bit", 32, "General"): Budget(total=3120, hmma=32, ldsm=18, mufu=138),
+    ("16-bit", 64, "General"): Budget(total=3280, hmma=64, ldsm=36, mufu=138),
+    ("16-bit", 128, "General"): Budget(total=3520, hmma=128, ldsm=72, mufu=138),
+    ("16-bit", 256, "General"): Budget(total=2350, hmma=128, ldsm=80, mufu=74),
     ("fp32", 32, "General"): Budget(total=70),
     ("fp32", 64, "General"): Budget(total=115),
     ("fp32", 128, "General"): Budget(total=210),

@@ -3,7 +3,7 @@
 // weighted by e^(lse - largest lse), the sink added to the sum once.
 // FlashAttention-2's split-KV reduction (Dao 2023, arXiv:2307.08691, 3.1.2).
 #pragma once
-#include "forward_params.h"
+#include "sequences.h"
 #include "softmax.h"
 
 namespace flash_export::kernels {
@@ -24,6 +24,8 @@ struct Combine {
     int const query = int(number - batch_head * p.seqlen_q);
     int const batch = int(batch_head / p.q_heads);
     int const head = int(batch_head - int64_t(batch) * p.q_heads);
+    Span const queries = queriesOf(p, batch);
+    if (query >= queries.count) return;
 
     float const sink =
         p.sinks == nullptr ? kNegativeInfinity : ops::loadGlobal(p.sinks + int64_t(head) * p.sinks_stride);
@@ -34,7 +36,8 @@ struct Combine {
     for (int i = 0; i < p.splits; ++i) sum += expPrecise(lseOf(p, rows, number, i) - against);
 
     Element* const output = static_cast<Element*>(p.output.data) + int64_t(batch) * p.output.batch_stride +
-                            int64_t(head) * p.output.head_stride + int64_t(query) * p.output.row_stride;
+                            int64_t(head) * p.output.head_stride +
+                            (int64_t(queries.first) + query) * p.output.row_stride;
     float const multiplier = sum == 0.0f ? 0.0f : ops::roundedDivide(1.0f, sum);
     for (int d = ops::lane(); d < p.v_head_dim; d += kWarpSize) {
       float total = 0.0f;
@@ -46,7 +49,7 @@ struct Combine {
     }
     if (p.lse != nullptr && ops::lane() == 0) {
       float const lse = sum == 0.0f ? kNegativeInfinity : against + ops::log2Approx(sum) * kLn2;
-      ops::storeBits(p.lse + number, ops::bitsOf(lse));
+      ops::storeBits(p.lse + lseNumber(p, batch, queries.first, head, query), ops::bitsOf(lse));
     }
   }
 

@@ -21,8 +21,9 @@ namespace flash_export::kernels {
 
 namespace {
 
-constexpr int kInvalidValue = 1;                        // cudaErrorInvalidValue
-constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;  // of a CUDA grid's first axis
+constexpr int kInvalidValue = 1;                            // cudaErrorInvalidValue
+constexpr int64_t kMaxPageStride = (int64_t{1} << 30) - 1;  // elements: bytes stay in 32 bits
+constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;      // of a CUDA grid's first axis
 
 // In the order of variants.inc, as kVariants is.
 Launcher const kLaunchers[] = {
@@ -58,6 +59,15 @@ class Reasons {
   std::vector<std::string> mSentences;
 };
 
+bool goodPageSize(int page_size) {
+  return page_size >= kSmallestPage && page_size <= kLargestPage && (page_size & (page_size - 1)) == 0;
+}
+
+std::string pageSizeSentence(int page_size) {
+  return "page_size is " + std::to_string(page_size) + "; the kernels take powers of 2 from " +
+         std::to_string(kSmallestPage) + " to " + std::to_string(kLargestPage) + ".";
+}
+
 std::vector<std::string> whyUnsupported(FlashAttentionArgs const& a) {
   Reasons why;
   why.inRange("dtype", a.dtype, kFlashFloat32, kFlashBFloat16);
@@ -89,6 +99,20 @@ std::vector<std::string> whyUnsupported(FlashAttentionArgs const& a) {
              [&] { return "reserved is " + std::to_string(a.reserved) + "; it must be 0."; });
   why.inRange("kv_lengths_stride", a.kv_lengths_stride, 0, 1);
   why.inRange("sinks_stride", a.sinks_stride, 0, 1);
+  if (a.cu_seqlens_q != nullptr) why.inRange("total_q", a.total_q, 0, INT32_MAX);
+  if (a.cu_seqlens_kv != nullptr) why.inRange("total_kv", a.total_kv, 0, INT32_MAX);
+  if (a.page_table != nullptr) {
+    why.unless(goodPageSize(a.page_size), [&] { return pageSizeSentence(a.page_size); });
+    why.inRange("page_count", a.page_count, a.seqlen_kv > 0, INT32_MAX);
+    for (FlashTensor const* t : {&a.key, &a.value}) {
+      char const* const which = t == &a.key ? "of key" : "of value";
+      why.inRange((std::string("batch_stride ") + which).c_str(), t->batch_stride, 0, kMaxPageStride);
+      why.inRange((std::string("row_stride ") + which).c_str(), t->row_stride, 0, kMaxPageStride);
+    }
+    why.unless(a.cu_seqlens_kv == nullptr, [] {
+      return std::string("cu_seqlens_kv is given beside page_table; the kernels take one of them.");
+    });
+  }
   if (!why.sentences().empty()) return why.sentences();
   int64_t const blocks = blockCount(a.batch, a.q_num_heads, a.seqlen_q, kSmallestTileQ, 1);
   why.unless(blocks <= kMaxBlocks, [&] {
@@ -99,21 +123,48 @@ std::vector<std::string> whyUnsupported(FlashAttentionArgs const& a) {
   return why.sentences();
 }
 
+// How far the strides of a tensor reach: the axes' sizes.
+struct Extent {
+  int64_t batches, heads, rows;
+};
+
+Extent extentOfQueries(FlashAttentionArgs const& a) {
+  if (a.cu_seqlens_q != nullptr) return {1, a.q_num_heads, a.total_q};
+  return {a.batch, a.q_num_heads, a.seqlen_q};
+}
+
+Extent extentOfKeys(FlashAttentionArgs const& a) {
+  if (a.page_table != nullptr) return {a.page_count, a.kv_num_heads, a.page_size};
+  if (a.cu_seqlens_kv != nullptr) return {1, a.kv_num_heads, a.total_kv};
+  return {a.batch, a.kv_num_heads, a.seqlen_kv};
+}
+
 // Whether every row of a tensor starts and ends on 16 bytes. The stride of an axis of one step is never used.
-bool copiesVectors(FlashTensor const& t, FlashAttentionArgs const& a, int64_t heads, int64_t rows,
-                   int64_t head_dim) {
-  int64_t const chunk = kChunkBytes / (a.dtype == kFlashFloat32 ? 4 : 2);
+bool copiesVectors(FlashTensor const& t, int32_t dtype, Extent extent, int64_t head_dim) {
+  int64_t const chunk = kChunkBytes / (dtype == kFlashFloat32 ? 4 : 2);
   return reinterpret_cast<uintptr_t>(t.data) % kChunkBytes == 0 && head_dim % chunk == 0 &&
-         (a.batch <= 1 || t.batch_stride % chunk == 0) && (heads <= 1 || t.head_stride % chunk == 0) &&
-         (rows <= 1 || t.row_stride % chunk == 0);
+         (extent.batches <= 1 || t.batch_stride % chunk == 0) &&
+         (extent.heads <= 1 || t.head_stride % chunk == 0) && (extent.rows <= 1 || t.row_stride % chunk == 0);
+}
+
+int bitsOfPage(int page_size) {
+  int bits = 0;
+  while ((1 << bits) < page_size) ++bits;
+  return bits;
+}
+
+// The step to the next batch is never taken in packed sequences: all are one tensor.
+FlashTensor withBatches(FlashTensor t, bool packed) {
+  if (packed) t.batch_stride = 0;
+  return t;
 }
 
 ForwardParams resolve(FlashAttentionArgs const& a) {
   ForwardParams p{};
-  p.query = a.query;
-  p.key = a.key;
-  p.value = a.value;
-  p.output = a.output;
+  p.query = withBatches(a.query, a.cu_seqlens_q != nullptr);
+  p.key = withBatches(a.key, a.cu_seqlens_kv != nullptr);
+  p.value = withBatches(a.value, a.cu_seqlens_kv != nullptr);
+  p.output = withBatches(a.output, a.cu_seqlens_q != nullptr);
   p.batch = a.batch;
   p.q_heads = a.q_num_heads;
   p.kv_heads = a.kv_num_heads;
@@ -122,10 +173,10 @@ ForwardParams resolve(FlashAttentionArgs const& a) {
   p.v_head_dim = a.v_head_dim;
   p.seqlen_q = int(a.seqlen_q);
   p.seqlen_kv = int(a.seqlen_kv);
-  p.vector_copies = copiesVectors(a.query, a, a.q_num_heads, a.seqlen_q, a.head_dim) &&
-                    copiesVectors(a.key, a, a.kv_num_heads, a.seqlen_kv, a.head_dim) &&
-                    copiesVectors(a.value, a, a.kv_num_heads, a.seqlen_kv, a.v_head_dim) &&
-                    copiesVectors(a.output, a, a.q_num_heads, a.seqlen_q, a.v_head_dim);
+  p.vector_copies = copiesVectors(a.query, a.dtype, extentOfQueries(a), a.head_dim) &&
+                    copiesVectors(a.key, a.dtype, extentOfKeys(a), a.head_dim) &&
+                    copiesVectors(a.value, a.dtype, extentOfKeys(a), a.v_head_dim) &&
+                    copiesVectors(a.output, a.dtype, extentOfQueries(a), a.v_head_dim);
   p.causal = a.causal;
   p.diagonal = a.diagonal;
   p.window_left = a.window_left;
@@ -141,12 +192,21 @@ ForwardParams resolve(FlashAttentionArgs const& a) {
   p.sinks = a.sinks;
   p.sinks_stride = a.sinks_stride;
   p.lse = a.lse;
+  p.cu_seqlens_q = a.cu_seqlens_q;
+  p.cu_seqlens_kv = a.cu_seqlens_kv;
+  p.total_q = a.cu_seqlens_q == nullptr ? 0 : int(a.total_q);
+  p.total_kv = a.cu_seqlens_kv == nullptr ? 0 : int(a.total_kv);
+  p.page_table = a.page_table;
+  p.page_table_stride = a.page_table_stride;
+  p.page_bits = bitsOfPage(a.page_size);
+  p.last_page = uint32_t(larger(a.page_count, 1) - 1);
   p.pack = p.splits = 1;
   return p;
 }
 
 bool lacksPointers(FlashAttentionArgs const& a) {
-  bool const keys = a.seqlen_kv > 0 && (a.key.data == nullptr || a.value.data == nullptr);
+  bool const some = a.seqlen_kv > 0 && (a.cu_seqlens_kv == nullptr || a.total_kv > 0);
+  bool const keys = some && (a.key.data == nullptr || a.value.data == nullptr);
   return a.query.data == nullptr || a.output.data == nullptr || keys;
 }
 
@@ -154,9 +214,11 @@ bool lacksPointers(FlashAttentionArgs const& a) {
 int chooseVariant(FlashAttentionArgs const& a, ForwardParams const& p) {
   bool const plain = p.vector_copies && p.scale > 0.0f && std::isfinite(p.scale_log2) && p.softcap == 0.0f &&
                      p.bias == nullptr;
+  Features const wanted = a.page_table != nullptr ? Features::kPaged : Features::kPlain;
   int chosen = 0;
   for (Variant const& v : kVariants) {
-    if (v.dtype == a.dtype && larger(p.head_dim, p.v_head_dim) <= v.head_dim && (plain || !v.plain)) break;
+    bool const able = v.general() || (plain && v.features == wanted);
+    if (v.dtype == a.dtype && larger(p.head_dim, p.v_head_dim) <= v.head_dim && able) break;
     ++chosen;
   }
   return chosen;
@@ -220,7 +282,7 @@ size_t flashAttentionWorkspace(FlashAttentionArgs const* args) {
 int32_t flashAttentionLaunch(FlashAttentionArgs const* args, void* workspace, void* stream) {
   FlashAttentionArgs const& a = *args;
   if (!whyUnsupported(a).empty()) return kInvalidValue;
-  if (a.batch == 0 || a.seqlen_q == 0) return 0;
+  if (a.batch == 0 || extentOfQueries(a).rows == 0 || a.seqlen_q == 0) return 0;
   if (lacksPointers(a)) return kInvalidValue;
   int const multiprocessors = workspace == nullptr ? 0 : countMultiprocessors();
   return launchPlanned(a, planFor(a, multiprocessors > 0, multiprocessors), workspace, stream);

@@ -6,6 +6,12 @@
 // Every tensor is described by a pointer and 64-bit strides in elements; the last axis (D) is contiguous. So
 // one kernel serves [B, S, H*D], [B, H, S, D] and a packed [B, S, (Hq + 2*Hkv)*D].
 //
+// Two forms go beyond the operator's nodes:
+//   packed sequences  of different lengths lie one behind the other along the rows (cu_seqlens_q,
+//   cu_seqlens_kv); a paged cache     keys and values lie in pages anywhere in a pool, found by a table
+//   (page_table).
+// They combine with everything else, but cu_seqlens_kv not with page_table.
+//
 // Plain C, for use without TensorRT too: example/decode.c, against libflash_attention_kernels.a.
 #pragma once
 #include <stddef.h>
@@ -49,6 +55,22 @@ struct FlashAttentionArgs {
   float const* sinks;         // [Hq] or [1]
   int64_t sinks_stride;       // 1 or 0
   float* lse;                 // [B, Hq, Sq] contiguous, natural log; null: not wanted
+  // Packed sequences; null: not packed. Sequence b has the rows cu_seqlens[b] ... cu_seqlens[b + 1] - 1 of
+  // tensors [total, H, D], none or at most seqlen_q (seqlen_kv); their batch_stride is not read. With
+  // cu_seqlens_q the lse is [Hq, total_q]. Rows and keys count from their sequence's first, for masks and
+  // bias too. Numbers that are out of order or past the total give wrong results but touch nothing outside.
+  int32_t const* cu_seqlens_q;   // [B + 1], of query and output
+  int32_t const* cu_seqlens_kv;  // [B + 1], of key and value
+  int64_t total_q, total_kv;     // rows of those tensors; not read without cu_seqlens
+  // A paged cache; null: not paged. Key j of batch b is row j % page_size of page page_table[b][j /
+  // page_size], and batch_stride of key and value is the step from page to page. kv_lengths says how many
+  // keys there are; entries and rows past them are never read. An entry outside 0 ... page_count - 1 gives
+  // wrong results but touches nothing outside. The steps from page to page and row to row are under 2^30
+  // elements.
+  int32_t const* page_table;  // [B, ceil(seqlen_kv / page_size)]
+  int64_t page_table_stride;  // elements from one batch to the next
+  int32_t page_size;          // keys a page: 16, 32, 64, 128 or 256
+  int32_t page_count;         // pages that key and value have
 };
 
 // Why this problem cannot run, one sentence a reason, separated by '\n', into text (always NUL-terminated).

@@ -13,22 +13,21 @@
 #pragma once
 #include <type_traits>
 
-#include "forward_params.h"
 #include "products.h"
+#include "sequences.h"
 #include "softmax.h"
 #include "tile_io.h"
+#include "variants.h"
 
 namespace flash_export::kernels {
-
-// What a compiled kernel can do. Plain: 16-byte copies, scale > 0, no softcap, no bias. General: everything.
-enum class Features { kPlain, kGeneral };
 
 template <class Element_, int kHeadDim, int kTileQ, int kTileKv, int kWarps, Features kFeatures>
 struct Forward {
   using Element = Element_;
   using Shape = TileShape<int(sizeof(Element)), kHeadDim, kTileQ, kTileKv, kWarps>;
   static constexpr bool kIsFloat = sizeof(Element) == 4;
-  static constexpr bool kPlain = kFeatures == Features::kPlain;
+  static constexpr bool kPlain = kFeatures != Features::kGeneral;
+  static constexpr bool kPaged = kFeatures == Features::kPaged;  // always; a General kernel asks
   static_assert(!(kIsFloat && kPlain), "fp32 keeps its scores in natural units");
   using Products = std::conditional_t<kIsFloat, ScalarProducts<Shape>, MmaProducts<Element, Shape>>;
   using Softmax =
@@ -52,6 +51,7 @@ struct Forward {
 
   static FLASH_DEVICE void run(ForwardParams const& p) {
     Work const work = locate(p);
+    if (work.row0 >= work.row_end) return;  // a packed sequence shorter than the longest
     KeyTiles const all = keyTiles(work.band, placeOf(work.row0, p.pack).query,
                                   placeOf(work.row_end - 1, p.pack).query + 1, kTileKv);
     KeyTiles const tiles = p.splits == 1 ? all : splitOf(all, work.split, p.splits);
@@ -61,9 +61,7 @@ struct Forward {
     if (tiles.begin < tiles.end) {
       loadTile<Shape, kTileQ, kPlain>(shared + Shape::kQueryOffset, work.query, work.row0, work.row_end,
                                       p.head_dim, p.vector_copies);
-      loadTile<Shape, kTileKv, kPlain>(shared + Shape::kKeyOffset, work.key, (tiles.end - 1) * kTileKv,
-                                       work.band.kv_length, p.head_dim, p.vector_copies);
-      ops::copyAsyncCommit();
+      loadKeys(p, work, tiles.end - 1, false);
       visit(p, work, state, tiles);
     }
     if (p.splits == 1) {
@@ -77,8 +75,7 @@ struct Forward {
   // Splits are the grid's fastest axis, then tiles of rows, last first: with a causal mask those are the
   // longest, and short work at the end fills the device better. Heads that share keys follow each other.
   static FLASH_DEVICE Work locate(ForwardParams const& p) {
-    int const rows = p.seqlen_q * p.pack;
-    int const row_tiles = int(ceilDiv(rows, kTileQ));
+    int const row_tiles = int(ceilDiv(p.seqlen_q * p.pack, kTileQ));
     int const packs = p.q_heads / p.pack;
     int64_t block = ops::blockIndex();
     Work w;
@@ -89,31 +86,25 @@ struct Forward {
     }
     int64_t const batch_pack = block / row_tiles;
     w.row0 = (row_tiles - 1 - int(block - batch_pack * row_tiles)) * kTileQ;
-    w.row_end = smaller(w.row0 + kTileQ, rows);
     w.batch = int(batch_pack / packs);
     w.head = int(batch_pack - int64_t(w.batch) * packs) * p.pack;
-    int kv_length = p.seqlen_kv;
-    if (p.kv_lengths != nullptr) {
-      int const given = ops::loadGlobal(p.kv_lengths + int64_t(w.batch) * p.kv_lengths_stride);
-      kv_length = larger(0, smaller(given, kv_length));
-    }
-    w.band = makeBand(p.causal, p.diagonal, p.window_left, p.window_right, p.seqlen_q, kv_length);
+    Span const queries = queriesOf(p, w.batch), keys = keysOf(p, w.batch);
+    w.row_end = smaller(w.row0 + kTileQ, queries.count * p.pack);
+    w.band = makeBand(p.causal, p.diagonal, p.window_left, p.window_right, queries.count, keys.count);
     int const kv_head = w.head / p.group;
-    w.query = queryRows(p, p.query, w);
-    w.output = queryRows(p, p.output, w);
-    w.key = {headOf(p.key, w.batch, kv_head), p.key.row_stride};
-    w.value = {headOf(p.value, w.batch, kv_head), p.value.row_stride};
+    int const kv_batch = paged(p) ? 0 : w.batch;  // a page table names the batches' pages
+    w.query = {headOf(p.query, w.batch, w.head, queries.first), p.query.row_stride, p.query.head_stride,
+               p.pack};
+    w.output = {headOf(p.output, w.batch, w.head, queries.first), p.output.row_stride, p.output.head_stride,
+                p.pack};
+    w.key = {headOf(p.key, kv_batch, kv_head, keys.first), p.key.row_stride};
+    w.value = {headOf(p.value, kv_batch, kv_head, keys.first), p.value.row_stride};
     return w;
   }
 
-  static FLASH_DEVICE Element* headOf(FlashTensor const& tensor, int batch, int head) {
+  static FLASH_DEVICE Element* headOf(FlashTensor const& tensor, int batch, int head, int first_row) {
     return static_cast<Element*>(tensor.data) + int64_t(batch) * tensor.batch_stride +
-           int64_t(head) * tensor.head_stride;
-  }
-
-  static FLASH_DEVICE QueryRows<Element> queryRows(ForwardParams const& p, FlashTensor const& tensor,
-                                                   Work const& w) {
-    return {headOf(tensor, w.batch, w.head), tensor.row_stride, tensor.head_stride, p.pack};
+           int64_t(head) * tensor.head_stride + int64_t(first_row) * tensor.row_stride;
   }
 
   // Masked tiles lie at either end. Plain kernels have a loop without a mask for those between; in the others
@@ -159,15 +150,45 @@ struct Forward {
     }
   }
 
-  // Starts the copy of a tile of keys or values; `whole`, a constant: none of its rows is past kv_length.
-  static FLASH_DEVICE void loadKeyTile(ForwardParams const& p, Work const& work, uint32_t tile,
-                                       KeyRows<Element> const& rows, int row0, int head_dim, bool whole) {
+  static FLASH_DEVICE bool paged(ForwardParams const& p) {
+    return kPaged || (!kPlain && p.page_table != nullptr);
+  }
+
+  // Each starts the copy of a tile; `whole`, a constant: none of its rows is past kv_length.
+  static FLASH_DEVICE void loadKeys(ForwardParams const& p, Work const& work, int tile, bool whole) {
+    loadKeyTile(p, work, Shape::kKeyOffset, work.key, p.key.batch_stride, tile * kTileKv, p.head_dim, whole);
+  }
+
+  static FLASH_DEVICE void loadValues(ForwardParams const& p, Work const& work, int tile, bool whole) {
+    loadKeyTile(p, work, Shape::kValueOffset, work.value, p.value.batch_stride, tile * kTileKv, p.v_head_dim,
+                whole);
+  }
+
+  static FLASH_DEVICE void loadKeyTile(ForwardParams const& p, Work const& work, uint32_t offset,
+                                       KeyRows<Element> const& rows, int64_t page_stride, int row0,
+                                       int head_dim, bool whole) {
+    uint32_t const target = ops::sharedBase() + offset;
+    if (paged(p)) {
+      int32_t const* const table = p.page_table + int64_t(work.batch) * p.page_table_stride;
+      loadRows(p, work, target,
+               PagedRows<Element>{rows.first, uint32_t(rows.row_stride * int64_t(sizeof(Element))),
+                                  uint32_t(page_stride * int64_t(sizeof(Element))), table, p.page_bits,
+                                  p.last_page},
+               row0, head_dim, whole);
+    } else {
+      loadRows(p, work, target, rows, row0, head_dim, whole);
+    }
+    ops::copyAsyncCommit();
+  }
+
+  template <class Rows>
+  static FLASH_DEVICE void loadRows(ForwardParams const& p, Work const& work, uint32_t tile, Rows const& rows,
+                                    int row0, int head_dim, bool whole) {
     if (kPlain && whole) {
       loadWholeTile<Shape, kTileKv>(tile, rows, row0, head_dim);
     } else {
       loadTile<Shape, kTileKv, kPlain>(tile, rows, row0, work.band.kv_length, head_dim, p.vector_copies);
     }
-    ops::copyAsyncCommit();
   }
 
   static FLASH_DEVICE void step(ForwardParams const& p, Work const& work, State& state, KeyTiles const& tiles,
@@ -175,7 +196,7 @@ struct Forward {
     uint32_t const shared = ops::sharedBase();
     ops::copyAsyncWait<0>();
     ops::syncThreads();  // K(n) is there for all; all are done with V(n+1)
-    loadKeyTile(p, work, shared + Shape::kValueOffset, work.value, tile * kTileKv, p.v_head_dim, !masked);
+    loadValues(p, work, tile, !masked);
     typename Products::Scores s;
     forEach(s, [](float& score) { score = 0.0f; });
     Products::scores(s, shared + Shape::kQueryOffset, shared + Shape::kKeyOffset);
@@ -186,7 +207,7 @@ struct Forward {
     ops::syncThreads();  // V(n) is there for all; all are done with K(n)
     if (tile > tiles.begin) {
       // Only the last tile of all may lack keys, and no step loads that one.
-      loadKeyTile(p, work, shared + Shape::kKeyOffset, work.key, (tile - 1) * kTileKv, p.head_dim, true);
+      loadKeys(p, work, tile - 1, true);
     }
     Products::accumulate(state.out, s, shared + Shape::kValueOffset);
   }
@@ -309,15 +330,11 @@ struct Forward {
     return endRow<Softmax>(Softmax(p).natural(state.row_max[m][h]), sum, sink);
   }
 
-  // The row's number among all rows of all heads and batches, as the lse has it.
-  static FLASH_DEVICE int64_t numberOf(ForwardParams const& p, Work const& work, RowPlace place) {
-    return (int64_t(work.batch) * p.q_heads + work.head + place.head) * p.seqlen_q + place.query;
-  }
-
   // Divides by the row sums, stages the warp's rows in Q's place and writes them; writes the lse. The last
   // barrier of step() lies behind every read of Q.
   static FLASH_DEVICE void finish(ForwardParams const& p, Work const& work, State const& state) {
     uint32_t const staged = ops::sharedBase() + Shape::kQueryOffset;
+    int const first_row = queriesOf(p, work.batch).first;
     FLASH_UNROLL
     for (int m = 0; m < kFragmentsQ; ++m) {
       FLASH_UNROLL
@@ -331,7 +348,8 @@ struct Forward {
         }
         RowEnd const end = endOf(p, state, m, h, sink);
         if (p.lse != nullptr && there && (ops::lane() & 3) == 0) {
-          ops::storeBits(p.lse + numberOf(p, work, place), ops::bitsOf(end.lse));
+          ops::storeBits(p.lse + lseNumber(p, work.batch, first_row, work.head + place.head, place.query),
+                         ops::bitsOf(end.lse));
         }
         FLASH_UNROLL
         for (int n = 0; n < Shape::kFragmentsOut; ++n) {
@@ -355,7 +373,8 @@ struct Forward {
         RowEnd const end = endOf(p, state, m, h, kNegativeInfinity);
         int const row = rowOf(work, m, h);
         if (row >= work.row_end) continue;
-        int64_t const number = part + numberOf(p, work, placeOf(row, p.pack));
+        RowPlace const place = placeOf(row, p.pack);
+        int64_t const number = part + rowNumber(p, work.batch, work.head + place.head, place.query);
         if ((ops::lane() & 3) == 0) ops::storeBits(p.partial_lse + number, ops::bitsOf(end.lse));
         FLASH_UNROLL
         for (int n = 0; n < Shape::kFragmentsOut; ++n) {

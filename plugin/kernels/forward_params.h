@@ -26,7 +26,14 @@ struct ForwardParams {
   int64_t kv_lengths_stride;
   float const* sinks;  // null: none
   int64_t sinks_stride;
-  float* lse;  // [B, Hq, Sq]; null: not wanted
+  float* lse;                    // [B, Hq, Sq], or [Hq, total_q] of packed sequences; null: not wanted
+  int32_t const* cu_seqlens_q;   // null: seqlen_q everywhere
+  int32_t const* cu_seqlens_kv;  // null: seqlen_kv everywhere
+  int total_q, total_kv;         // rows of packed sequences
+  int32_t const* page_table;     // null: keys are not paged
+  int64_t page_table_stride;
+  int page_bits;  // a page has 2^page_bits keys
+  uint32_t last_page;
   int pack;    // query heads in the rows of one tile: 1 or `group` (geometry.h, placeOf)
   int splits;  // blocks that share the keys of a tile of rows; above 1 they write the next two instead
   float* partial_output;  // [splits, B, Hq, Sq, Dv]

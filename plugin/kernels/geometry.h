@@ -82,6 +82,35 @@ FLASH_HOST_DEVICE constexpr KeyTiles splitOf(KeyTiles all, int split, int splits
   return {begin, smaller(begin + each, all.end), larger(all.full_begin, begin), all.full_end};
 }
 
+// Rows of a tensor that belong to one batch entry.
+struct Span {
+  int first, count;
+};
+
+// Rows `first` to `end` of packed sequences, as a table says that may be wrong: never outside 0 ... total,
+// and `longest` rows at most.
+FLASH_HOST_DEVICE constexpr Span spanOf(int first, int end, int total, int longest) {
+  int const from = smaller(larger(first, 0), total);
+  return {from, smaller(larger(smaller(end, total) - from, 0), longest)};
+}
+
+// Keys in pages of 2^page_bits: where key `key` is.
+struct PagePlace {
+  int entry, row;  // of the table; of the page
+};
+
+constexpr int kSmallestPage = 16;
+constexpr int kLargestPage = 256;
+
+FLASH_HOST_DEVICE constexpr PagePlace pagePlaceOf(int key, int page_bits) {
+  return {key >> page_bits, key & ((1 << page_bits) - 1)};
+}
+
+// The page that a table's entry names; one that is none becomes the last, so that nothing outside is touched.
+FLASH_HOST_DEVICE constexpr uint32_t pageOf(int32_t entry, uint32_t last_page) {
+  return uint32_t(entry) < last_page ? uint32_t(entry) : last_page;
+}
+
 // Query heads that share a key-value head may be packed into the rows of one tile, so that few queries (one,
 // while decoding) fill it and keys are read once for all of them: row r is query r / pack of head r % pack.
 struct RowPlace {

@@ -28,6 +28,12 @@ using Float = float;
 #ifndef FLASH_COMPILE_Half_General
 #define FLASH_COMPILE_Half_General FLASH_SKIP_VARIANT
 #endif
+#ifndef FLASH_COMPILE_Half_Paged
+#define FLASH_COMPILE_Half_Paged FLASH_SKIP_VARIANT
+#endif
+#ifndef FLASH_COMPILE_BFloat_Paged
+#define FLASH_COMPILE_BFloat_Paged FLASH_SKIP_VARIANT
+#endif
 #ifndef FLASH_COMPILE_BFloat_Plain
 #define FLASH_COMPILE_BFloat_Plain FLASH_SKIP_VARIANT
 #endif

@@ -38,6 +38,23 @@ struct KeyRows {
   FLASH_DEVICE Element* at(int row) const { return first + int64_t(row) * row_stride; }
 };
 
+// The same in pages anywhere in a pool; `first` is the first row of page 0. Steps of 32 bits cost one
+// instruction each to multiply and add, those of 64 bits three.
+template <class Element>
+struct PagedRows {
+  Element* first;
+  uint32_t row_bytes, page_bytes;
+  int32_t const* table;
+  int page_bits;
+  uint32_t last_page;
+  FLASH_DEVICE Element* at(int row) const {
+    PagePlace const place = pagePlaceOf(row, page_bits);
+    uint32_t const page = pageOf(ops::loadGlobal(table + place.entry), last_page);
+    char* const of_page = reinterpret_cast<char*>(first) + uint64_t(page) * page_bytes;
+    return reinterpret_cast<Element*>(of_page + uint64_t(uint32_t(place.row)) * row_bytes);
+  }
+};
+
 // The same of queries or outputs, whose rows may be packed heads.
 template <class Element>
 struct QueryRows {
@@ -77,6 +94,25 @@ FLASH_DEVICE void loadTile(uint32_t tile, Rows const& rows, int row0, int row_en
   }
 }
 
+// The same of pages; the loop stays a loop, which keeps it small beside the other.
+template <class Shape, int kRows, bool kVectorOnly, class Element>
+FLASH_DEVICE void loadTile(uint32_t tile, PagedRows<Element> const& rows, int row0, int row_end, int head_dim,
+                           bool vector_copies) {
+  int const chunk = ops::threadIndex() % Shape::kChunks;
+  int const count = smaller(head_dim - chunk * Shape::kChunkElements, Shape::kChunkElements);
+  FLASH_NO_UNROLL
+  for (int row = ops::threadIndex() / Shape::kChunks; row < kRows; row += Shape::kThreads / Shape::kChunks) {
+    bool const there = count > 0 && row0 + row < row_end;
+    auto const* const from = there ? rows.at(row0 + row) + chunk * Shape::kChunkElements : rows.first;
+    uint32_t const to = tile + swizzled(row, chunk, Shape::kChunks);
+    if (kVectorOnly || vector_copies) {
+      ops::copyAsync(to, from, there ? kChunkBytes : 0);
+    } else {
+      ops::storeShared128(to, gatherChunk(from, there ? count : 0));
+    }
+  }
+}
+
 // The same for rows that are all there, in copies of 16 bytes: one costs an addition instead of the dozen
 // instructions of an address of its own.
 template <class Shape, int kRows, class Element>
@@ -91,6 +127,21 @@ FLASH_DEVICE void loadWholeTile(uint32_t tile, KeyRows<Element> const& rows, int
   for (int i = 0; i < kRows / kRowStep; ++i) {
     ops::copyAsync(tile + swizzled(first_row + i * kRowStep, chunk, Shape::kChunks), from, bytes);
     from += step;
+  }
+}
+
+// The same of a page table's rows, each found by itself.
+template <class Shape, int kRows, class Element>
+FLASH_DEVICE void loadWholeTile(uint32_t tile, PagedRows<Element> const& rows, int row0, int head_dim) {
+  constexpr int kRowStep = Shape::kThreads / Shape::kChunks;
+  int const chunk = ops::threadIndex() % Shape::kChunks;
+  int const first_row = ops::threadIndex() / Shape::kChunks;
+  int const bytes = chunk * Shape::kChunkElements < head_dim ? kChunkBytes : 0;
+  FLASH_UNROLL_4
+  for (int i = 0; i < kRows / kRowStep; ++i) {
+    int const row = first_row + i * kRowStep;
+    ops::copyAsync(tile + swizzled(row, chunk, Shape::kChunks),
+                   rows.at(row0 + row) + chunk * Shape::kChunkElements, bytes);
   }
 }
 

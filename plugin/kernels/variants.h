@@ -9,19 +9,21 @@ namespace flash_export::kernels {
 constexpr int32_t kDtypeOfHalf = kFlashFloat16;
 constexpr int32_t kDtypeOfBFloat = kFlashBFloat16;
 constexpr int32_t kDtypeOfFloat = kFlashFloat32;
-constexpr bool kIsPlain = true;
-constexpr bool kIsGeneral = false;
+
+// What a compiled kernel can do (variants.inc).
+enum class Features { kPlain, kGeneral, kPaged };
 
 struct Variant {
   char const* name;
   int32_t dtype;
   int head_dim, tile_q, tile_kv, warps;
-  bool plain;
+  Features features;
+  constexpr bool general() const { return features == Features::kGeneral; }
 };
 
 constexpr Variant kVariants[] = {
 #define FLASH_VARIANT(Element, head_dim, tile_q, tile_kv, warps, features) \
-  {#Element #head_dim #features, kDtypeOf##Element, head_dim, tile_q, tile_kv, warps, kIs##features},
+  {#Element #head_dim #features, kDtypeOf##Element, head_dim, tile_q, tile_kv, warps, Features::k##features},
 #include "variants.inc"
 #undef FLASH_VARIANT
 };

@@ -62,6 +62,14 @@ class FlashAttentionArgs(ctypes.Structure):
         ("sinks", ctypes.c_void_p),
         ("sinks_stride", ctypes.c_int64),
         ("lse", ctypes.c_void_p),
+        ("cu_seqlens_q", ctypes.c_void_p),
+        ("cu_seqlens_kv", ctypes.c_void_p),
+        ("total_q", ctypes.c_int64),
+        ("total_kv", ctypes.c_int64),
+        ("page_table", ctypes.c_void_p),
+        ("page_table_stride", ctypes.c_int64),
+        ("page_size", ctypes.c_int32),
+        ("page_count", ctypes.c_int32),
     )
 
 

@@ -39,17 +39,32 @@ void addTensor(char const* name, void const* data, size_t element_bytes, std::in
 }
 
 void addTensors(kernels::ForwardParams const& p, size_t element_bytes) {
-  auto const add = [&](char const* name, FlashTensor const& t, int64_t heads, int64_t rows, int64_t columns,
-                       bool writable) {
-    addTensor(name, t.data, element_bytes,
-              {{p.batch, t.batch_stride}, {heads, t.head_stride}, {rows, t.row_stride}, {columns, 1}},
-              writable);
+  struct Rows {
+    int64_t batches, count;
   };
+  auto const add = [&](char const* name, FlashTensor const& t, int64_t heads, Rows rows, int64_t columns,
+                       bool writable) {
+    addTensor(
+        name, t.data, element_bytes,
+        {{rows.batches, t.batch_stride}, {heads, t.head_stride}, {rows.count, t.row_stride}, {columns, 1}},
+        writable);
+  };
+  bool const packed_q = p.cu_seqlens_q != nullptr, packed_kv = p.cu_seqlens_kv != nullptr;
+  Rows const queries = packed_q ? Rows{1, p.total_q} : Rows{p.batch, p.seqlen_q};
+  Rows const keys = packed_kv                 ? Rows{1, p.total_kv}
+                    : p.page_table != nullptr ? Rows{int64_t(p.last_page) + 1, 1 << p.page_bits}
+                                              : Rows{p.batch, p.seqlen_kv};
   machine().global.clear();
-  add("query", p.query, p.q_heads, p.seqlen_q, p.head_dim, false);
-  add("key", p.key, p.kv_heads, p.seqlen_kv, p.head_dim, false);
-  add("value", p.value, p.kv_heads, p.seqlen_kv, p.v_head_dim, false);
-  add("output", p.output, p.q_heads, p.seqlen_q, p.v_head_dim, true);
+  add("query", p.query, p.q_heads, queries, p.head_dim, false);
+  add("key", p.key, p.kv_heads, keys, p.head_dim, false);
+  add("value", p.value, p.kv_heads, keys, p.v_head_dim, false);
+  add("output", p.output, p.q_heads, queries, p.v_head_dim, true);
+  if (packed_q) addTensor("cu_seqlens_q", p.cu_seqlens_q, 4, {{p.batch + 1, 1}}, false);
+  if (packed_kv) addTensor("cu_seqlens_kv", p.cu_seqlens_kv, 4, {{p.batch + 1, 1}}, false);
+  if (p.page_table != nullptr) {
+    addTensor("page_table", p.page_table, 4,
+              {{p.batch, p.page_table_stride}, {kernels::ceilDiv(p.seqlen_kv, 1 << p.page_bits), 1}}, false);
+  }
   if (p.bias != nullptr) {
     addTensor("bias", p.bias, p.bias_is_float ? 4 : element_bytes,
               {{p.batch, p.bias_stride[0]},
@@ -62,7 +77,7 @@ void addTensors(kernels::ForwardParams const& p, size_t element_bytes) {
     addTensor("kv_lengths", p.kv_lengths, 4, {{p.batch, p.kv_lengths_stride}}, false);
   if (p.sinks != nullptr) addTensor("sinks", p.sinks, 4, {{p.q_heads, p.sinks_stride}}, false);
   if (p.lse != nullptr) {
-    addTensor("lse", p.lse, 4, {{kernels::rowCount(p.batch, p.q_heads, p.seqlen_q), 1}}, true);
+    addTensor("lse", p.lse, 4, {{p.q_heads * queries.batches * queries.count, 1}}, true);
   }
   if (p.splits > 1) {
     int64_t const rows = p.splits * kernels::rowCount(p.batch, p.q_heads, p.seqlen_q);

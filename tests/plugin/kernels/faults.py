@@ -17,7 +17,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[3]
 KERNELS = REPOSITORY / "plugin/kernels"
 TESTS = REPOSITORY / "tests/plugin/kernels"
-UNITS = ["forward_fp16_plain", "forward_fp16_general", "forward_fp32", "combine"]
+UNITS = ["forward_fp16_plain", "forward_fp16_paged", "forward_fp16_general", "forward_fp32", "combine"]
 FLAGS = ["-std=c++20", "-O1", "-ffp-contract=off"]
 SMALL_TABLE = re.compile(r"^FLASH_VARIANT\((Half|Float), (32|64),.*\n", re.MULTILINE)
 SEEDS = ("1", "7")
@@ -54,10 +54,12 @@ WAIT_K = "    ops::copyAsyncWait<0>();\n    ops::syncThreads();  // K(n) is ther
 WAIT_V = "    ops::copyAsyncWait<0>();\n    ops::syncThreads();  // V(n) is there"
 REFILL = """    if (tile > tiles.begin) {
       // Only the last tile of all may lack keys, and no step loads that one.
-      loadKeyTile(p, work, shared + Shape::kKeyOffset, work.key, (tile - 1) * kTileKv, p.head_dim, true);
+      loadKeys(p, work, tile - 1, true);
     }
 """
 
+PAGED = "D 64 Dv 64 heads-first bottom-right page"
+PACKED = "D 64 Dv 64 heads-first bottom-right length 64 length 1 length 3 length 1000 rows"
 SPLIT = "Sq 3 Skv 259 D 64 Dv 64 heads-first bottom-right splits"
 
 FAULTS = [
@@ -100,8 +102,7 @@ FAULTS = [
         name="values_refilled_too_early",
         file="forward.h",
         old=WAIT_K,
-        new="    loadKeyTile(p, work, shared + Shape::kValueOffset, work.value, tile * kTileKv, p.v_head_dim, true);\n"
-        + WAIT_K,
+        new="    loadValues(p, work, tile, true);\n" + WAIT_K,
         caught_as=r"cp\.async at tile_io\.h:\d+ overwrites ",
     ),
     Fault(
@@ -304,8 +305,8 @@ FAULTS = [
     Fault(
         name="first_tile_of_every_split_is_the_last_of_all",
         file="forward.h",
-        old="work.key, (tiles.end - 1) * kTileKv,",
-        new="work.key, (all.end - 1) * kTileKv,",
+        old="loadKeys(p, work, tiles.end - 1, false);",
+        new="loadKeys(p, work, all.end - 1, false);",
         caught_as=r"(max error .* > |is -?nan)",
         cases=SPLIT,
     ),
@@ -341,6 +342,85 @@ FAULTS = [
         caught_as=r"max error .* > ",
         unit="forward_fp16_general",
         cases="bias full splits",
+    ),
+    Fault(
+        name="page_found_by_its_first_row",
+        file="geometry.h",
+        old="return {key >> page_bits, key & ((1 << page_bits) - 1)};",
+        new="return {(key >> page_bits) + (key % 2), key & ((1 << page_bits) - 1)};",
+        caught_as=r"(max error .* > |is -?nan|outside every tensor)",
+        unit="forward_fp16_paged",
+        cases=PAGED,
+    ),
+    Fault(
+        name="rows_of_a_page_not_counted_from_its_start",
+        file="geometry.h",
+        old="return {key >> page_bits, key & ((1 << page_bits) - 1)};",
+        new="return {key >> page_bits, key};",
+        caught_as=r"(max error .* > |is -?nan|outside every tensor)",
+        unit="forward_fp16_paged",
+        cases=PAGED,
+    ),
+    Fault(
+        name="page_past_the_last_key_followed",
+        file="tile_io.h",
+        old="    auto const* const from = there ? rows.at(row0 + row) + chunk * Shape::kChunkElements : rows.first;\n"
+        "    uint32_t const to",
+        new="    auto const* const from = rows.at(row0 + row) + chunk * Shape::kChunkElements;\n    uint32_t const to",
+        caught_as=r"ld\.global at tile_io\.h:\d+ reads 4 bytes outside every tensor",
+        unit="forward_fp16_paged",
+        cases=PAGED,
+    ),
+    Fault(
+        name="every_batch_reads_the_first_table",
+        file="forward.h",
+        old="p.page_table + int64_t(work.batch) * p.page_table_stride",
+        new="p.page_table",
+        caught_as=r"(max error .* > |is -?nan)",
+        unit="forward_fp16_paged",
+        cases="Hq 6 Hkv 2 Sq 4 Skv 192 D 64 Dv 64 rows-first",
+    ),
+    Fault(
+        name="step_to_a_batch_beside_pages",
+        file="forward.h",
+        old="int const kv_batch = paged(p) ? 0 : w.batch;",
+        new="int const kv_batch = w.batch;",
+        caught_as=r"(max error .* > |is -?nan|outside every tensor)",
+        unit="forward_fp16_paged",
+        cases="Hq 6 Hkv 2 Sq 4 Skv 192 D 64 Dv 64 rows-first",
+    ),
+    Fault(
+        name="rows_of_the_next_sequence_written",
+        file="forward.h",
+        old="w.row_end = smaller(w.row0 + kTileQ, queries.count * p.pack);",
+        new="w.row_end = smaller(w.row0 + kTileQ, p.seqlen_q * p.pack);",
+        caught_as=r"(max error .* > |is -?nan|was written|outside every tensor|lse of row)",
+        cases=PACKED,
+    ),
+    Fault(
+        name="diagonal_of_the_longest_sequence",
+        file="forward.h",
+        old="p.window_right, queries.count, keys.count);",
+        new="p.window_right, p.seqlen_q, keys.count);",
+        caught_as=r"(max error .* > |lse of row)",
+        cases=PACKED,
+    ),
+    Fault(
+        name="lse_of_a_packed_sequence_in_another_ones_place",
+        file="sequences.h",
+        old="return int64_t(head) * p.total_q + first_row + query;",
+        new="return int64_t(head) * p.total_q + query;",
+        caught_as=r"(was written|lse of row)",
+        cases=PACKED,
+    ),
+    Fault(
+        name="combined_rows_past_a_sequence_written",
+        file="combine.h",
+        old="    if (query >= queries.count) return;\n",
+        new="",
+        caught_as=r"(max error .* > |is -?nan|was written|lse of row|outside every tensor)",
+        unit="combine",
+        cases="rows-first rows 1 rows 0 rows 3",
     ),
 ]
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <random>
 
 #include "dispatch.h"
@@ -18,6 +19,8 @@ namespace {
 using namespace flash_export;
 
 constexpr int kGuardElements = 32;
+constexpr int kForeignRows = 2;  // before the first packed sequence and behind the last
+constexpr int kSparePages = 3;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 int bytesOf(FlashDtype dtype) { return dtype == kFlashFloat32 ? 4 : 2; }
@@ -42,6 +45,15 @@ void store(FlashDtype dtype, unsigned char* p, double x) {
   uint16_t const bits =
       dtype == kFlashFloat16 ? emulation::floatToHalf(narrow) : emulation::floatToBFloat(narrow);
   std::memcpy(p, &bits, 2);
+}
+
+// cu_seqlens of sequences of these lengths, behind a few rows that belong to none.
+std::vector<int32_t> startsOf(std::vector<int> const& lengths) {
+  std::vector<int32_t> starts;
+  if (lengths.empty()) return starts;
+  starts.push_back(kForeignRows);
+  for (int length : lengths) starts.push_back(starts.back() + length);
+  return starts;
 }
 
 double lowest(FlashDtype dtype) {
@@ -85,6 +97,9 @@ std::string Problem::describe() const {
   if (window_right >= 0) add("right", window_right);
   if (bias != Bias::kNone) s += std::string(" bias ") + biases[int(bias)] + (float_bias ? " fp32" : "");
   for (int length : kv_lengths) add("length", length);
+  for (int rows : rows_of) add("rows", rows);
+  for (int keys : keys_of_sequence) add("keys", keys);
+  if (page_size != 0) add("page", page_size);
   if (sinks != 0) add("sinks", sinks);
   if (!wants_lse) s += " no-lse";
   if (score_std != 2.5f) add("std", double(score_std));
@@ -94,21 +109,32 @@ std::string Problem::describe() const {
 
 float Problem::softmaxScale() const { return scale != 0.0f ? scale : 1.0f / std::sqrt(float(head_dim)); }
 
+int Problem::rowsOf(int batch_index) const {
+  return rows_of.empty() ? seqlen_q : rows_of[size_t(batch_index)];
+}
+
 int Problem::keysOf(int batch_index) const {
-  if (kv_lengths.empty()) return seqlen_kv;
+  int const most = keys_of_sequence.empty() ? seqlen_kv : keys_of_sequence[size_t(batch_index)];
+  if (kv_lengths.empty()) return most;
   int const given = kv_lengths[kv_lengths.size() == 1 ? 0 : size_t(batch_index)];
-  return std::min(std::max(given, 0), seqlen_kv);
+  return std::min(std::max(given, 0), most);
 }
 
 bool Problem::sees(int batch_index, int row, int key) const {
-  int64_t const stands_at = row + (diagonal != 0 ? keysOf(batch_index) - seqlen_q : 0);
+  int64_t const stands_at = row + (diagonal != 0 ? keysOf(batch_index) - rowsOf(batch_index) : 0);
   if (key >= keysOf(batch_index) || (causal != 0 && key > stands_at)) return false;
   if (window_left >= 0 && key < stands_at - window_left) return false;
   return window_right < 0 || key <= stands_at + window_right;
 }
 
 int64_t Tensors::Tensor::index(int b, int h, int row, int d) const {
-  return first + b * batch_stride + h * head_stride + row * row_stride + d;
+  int64_t start = b * batch_stride;
+  if (starts != nullptr) start = (*starts)[size_t(b)] * row_stride;
+  if (pages != nullptr) {
+    start = (*pages)[size_t(b * table_width + row / page_size)] * batch_stride;
+    row %= page_size;
+  }
+  return first + start + h * head_stride + row * row_stride + d;
 }
 
 double Tensors::Tensor::at(int b, int h, int row, int d) const {
@@ -123,7 +149,8 @@ FlashTensor Tensors::Tensor::view() const {
   return {storage->data() + first * bytesOf(dtype), batch_stride, head_stride, row_stride};
 }
 
-Tensors::Tensor Tensors::place(std::vector<unsigned char>& storage, int heads, int rows, int dim) {
+Tensors::Tensor Tensors::place(std::vector<unsigned char>& storage, int batches, int heads, int rows,
+                               int dim) {
   Tensor t;
   t.dtype = mProblem.dtype;
   t.rows = rows;
@@ -139,9 +166,66 @@ Tensors::Tensor Tensors::place(std::vector<unsigned char>& storage, int heads, i
     t.head_stride = t.row_stride * rows;
     t.batch_stride = t.head_stride * heads;
   }
-  storage.assign(size_t(mProblem.batch * t.batch_stride + 2 * kGuardElements) * size_t(bytesOf(t.dtype)),
-                 0xff);
+  storage.assign(size_t(batches * t.batch_stride + 2 * kGuardElements) * size_t(bytesOf(t.dtype)), 0xff);
   return t;
+}
+
+void Tensors::placeQueries() {
+  Problem const& p = mProblem;
+  mStartsQ = startsOf(p.rows_of);
+  bool const packed = !mStartsQ.empty();
+  int const batches = packed ? 1 : p.batch, rows = packed ? mStartsQ.back() + kForeignRows : p.seqlen_q;
+  if (p.layout != Layout::kPacked) mQuery = place(mQueryBytes, batches, p.heads_q, rows, p.head_dim);
+  mOutput = place(mOutputBytes, batches, p.heads_q, rows, p.v_head_dim);
+  if (packed) mQuery.starts = mOutput.starts = &mStartsQ;
+  mLse.assign(size_t(batches) * size_t(p.heads_q) * size_t(rows), std::numeric_limits<float>::quiet_NaN());
+}
+
+void Tensors::placeKeys() {
+  Problem const& p = mProblem;
+  mStartsKv = startsOf(p.keys_of_sequence);
+  int batches = p.batch, rows = p.seqlen_kv;
+  if (!mStartsKv.empty()) {
+    batches = 1;
+    rows = mStartsKv.back() + kForeignRows;
+  }
+  if (p.page_size != 0) {
+    makePages();
+    batches = mPageCount;
+    rows = p.page_size;
+  }
+  mKey = place(mKeyBytes, batches, p.heads_kv, rows, p.head_dim);
+  mValue = place(mValueBytes, batches, p.heads_kv, rows, p.v_head_dim);
+  for (Tensor* t : {&mKey, &mValue}) {
+    if (!mStartsKv.empty()) t->starts = &mStartsKv;
+    if (p.page_size == 0) continue;
+    t->pages = &mPages;
+    t->page_size = p.page_size;
+    t->table_width = (p.seqlen_kv + p.page_size - 1) / p.page_size;
+  }
+}
+
+void Tensors::makePages() {
+  Problem const& p = mProblem;
+  auto const pagesOf = [&](int keys) { return (keys + p.page_size - 1) / p.page_size; };
+  for (int b = 0; b < p.batch; ++b) mPageCount += pagesOf(p.keysOf(b));
+  mPageCount += kSparePages;
+  std::vector<int> order(static_cast<size_t>(mPageCount));
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), std::mt19937{20261130});
+  int const none[] = {INT32_MAX, INT32_MIN, -1};
+  for (int b = 0; b < p.batch; ++b) {
+    for (int i = 0; i < pagesOf(p.seqlen_kv); ++i) {
+      bool const used = i < pagesOf(p.keysOf(b));
+      mPages.push_back(used ? order.back() : none[i % 3]);
+      if (used) order.pop_back();
+    }
+  }
+}
+
+size_t Tensors::lseIndex(int b, int h, int row) const {
+  if (!mStartsQ.empty()) return size_t(h * mOutput.rows + mStartsQ[size_t(b)] + row);
+  return size_t((b * mProblem.heads_q + h) * mProblem.seqlen_q + row);
 }
 
 void Tensors::placePacked() {
@@ -169,16 +253,14 @@ Tensors::Tensors(Problem const& problem) : mProblem(problem) {
   if (p.layout == Layout::kPacked) {
     placePacked();
   } else {
-    mQuery = place(mQueryBytes, p.heads_q, p.seqlen_q, p.head_dim);
-    mKey = place(mKeyBytes, p.heads_kv, p.seqlen_kv, p.head_dim);
-    mValue = place(mValueBytes, p.heads_kv, p.seqlen_kv, p.v_head_dim);
+    placeKeys();
   }
-  mOutput = place(mOutputBytes, p.heads_q, p.seqlen_q, p.v_head_dim);
+  placeQueries();
   double const strength = double(p.score_std) / (std::fabs(double(p.softmaxScale())) * std::sqrt(p.head_dim));
   auto const fill = [&](Tensor& t, int heads, double factor, bool to_length) {
     for (int b = 0; b < p.batch; ++b) {
       for (int h = 0; h < heads; ++h) {
-        for (int row = 0; row < (to_length ? p.keysOf(b) : t.rows); ++row) {
+        for (int row = 0; row < (to_length ? p.keysOf(b) : p.rowsOf(b)); ++row) {
           for (int d = 0; d < t.dim; ++d) t.set(b, h, row, d, normal(random) * factor);
         }
       }
@@ -189,8 +271,6 @@ Tensors::Tensors(Problem const& problem) : mProblem(problem) {
   fill(mValue, p.heads_kv, 1.0, true);
   for (int length : p.kv_lengths) mLengths.push_back(length);
   for (int i = 0; i < (p.sinks == 2 ? p.heads_q : p.sinks); ++i) mSinks.push_back(float(normal(random) * 3));
-  mLse.assign(size_t(p.batch) * size_t(p.heads_q) * size_t(p.seqlen_q),
-              std::numeric_limits<float>::quiet_NaN());
   fillBias();
 }
 
@@ -262,6 +342,20 @@ FlashAttentionArgs Tensors::args() {
   a.sinks = mSinks.empty() ? nullptr : mSinks.data();
   a.sinks_stride = mSinks.size() > 1 ? 1 : 0;
   a.lse = p.wants_lse ? mLse.data() : nullptr;
+  if (!mStartsQ.empty()) {
+    a.cu_seqlens_q = mStartsQ.data();
+    a.total_q = mQuery.rows;
+  }
+  if (!mStartsKv.empty()) {
+    a.cu_seqlens_kv = mStartsKv.data();
+    a.total_kv = mKey.rows;
+  }
+  if (p.page_size != 0) {
+    a.page_table = mPages.data();
+    a.page_table_stride = mKey.table_width;
+    a.page_size = p.page_size;
+    a.page_count = mPageCount;
+  }
   return a;
 }
 
@@ -270,7 +364,7 @@ std::string Tensors::checkGuards() const {
   int const bytes = bytesOf(mProblem.dtype);
   for (int b = 0; b < mProblem.batch; ++b) {
     for (int h = 0; h < mProblem.heads_q; ++h) {
-      for (int row = 0; row < mProblem.seqlen_q; ++row) {
+      for (int row = 0; row < mProblem.rowsOf(b); ++row) {
         int64_t const first = mOutput.index(b, h, row, 0) * bytes;
         std::fill_n(owned.begin() + first, mProblem.v_head_dim * bytes, true);
       }
@@ -279,6 +373,16 @@ std::string Tensors::checkGuards() const {
   for (size_t i = 0; i < owned.size(); ++i) {
     if (!owned[i] && mOutputBytes[i] != 0xff)
       return "byte " + std::to_string(i) + " beside the output was written";
+  }
+  std::vector<bool> owned_lse(mLse.size(), false);
+  for (int b = 0; b < mProblem.batch; ++b) {
+    for (int i = 0; i < mProblem.heads_q * mProblem.rowsOf(b); ++i) {
+      owned_lse[lseIndex(b, i / mProblem.rowsOf(b), i % mProblem.rowsOf(b))] = true;
+    }
+  }
+  for (size_t i = 0; i < mLse.size(); ++i) {
+    if (!owned_lse[i] && !std::isnan(mLse[i]))
+      return "lse " + std::to_string(i) + " of no sequence was written";
   }
   return "";
 }

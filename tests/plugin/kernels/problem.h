@@ -40,17 +40,21 @@ struct Problem {
   std::vector<int> kv_lengths;  // [B] or [1], unclamped
   int sinks = 0;                // 0 none, 1 one for all heads, 2 one a head
   bool wants_lse = true;
+  std::vector<int> rows_of, keys_of_sequence;  // packed sequences (cu_seqlens), one each; empty: not packed
+  int page_size = 0;                           // keys and values in pages; 0: not paged
   int splits = 0;          // blocks that share the keys of a row; 0: as a launch with a workspace plans it
   float score_std = 2.5f;  // the query is scaled so; at 1 a softmax is too flat to show a wrong mask
 
   std::string describe() const;
   float softmaxScale() const;
+  int rowsOf(int batch_index) const;
   int keysOf(int batch_index) const;  // kv_lengths, clamped
   bool sees(int batch_index, int row, int key) const;
 };
 
 // The tensors of a problem. Whatever is no element of theirs is NaN, and so are all keys and values past
-// kv_length: one that is read as a value shows.
+// kv_length: one that is read as a value shows. Pages are shuffled among pages that nobody uses, and entries
+// of the table past those that hold keys name no page; packed sequences have rows before and behind them.
 class Tensors {
  public:
   explicit Tensors(
@@ -63,9 +67,8 @@ class Tensors {
   // "" or the first byte around or between the output's rows that changed.
   std::string checkGuards() const;
   double output(int b, int h, int row, int d) const { return mOutput.at(b, h, row, d); }
-  float lse(int b, int h, int row) const {
-    return mLse[size_t((b * mProblem.heads_q + h) * mProblem.seqlen_q + row)];
-  }
+  float lse(int b, int h, int row) const { return mLse[lseIndex(b, h, row)]; }
+  double query(int b, int h, int row, int d) const { return mQuery.at(b, h, row, d); }
   double key(int b, int h, int row, int d) const { return mKey.at(b, h, row, d); }
   double value(int b, int h, int row, int d) const { return mValue.at(b, h, row, d); }
   void setQuery(int b, int h, int row, int d, double x) { mQuery.set(b, h, row, d, x); }
@@ -78,6 +81,9 @@ class Tensors {
     int rows = 0, dim = 0;
     int64_t batch_stride = 0, head_stride = 0, row_stride = 0, first = 0;  // elements; `first` of the storage
     std::vector<unsigned char>* storage = nullptr;
+    std::vector<int32_t> const* starts = nullptr;  // packed: the sequences' first rows
+    std::vector<int32_t> const* pages = nullptr;   // paged: the table, `table_width` entries a batch
+    int table_width = 0, page_size = 0;
     int64_t index(int b, int h, int row, int d) const;
     double at(int b, int h, int row, int d) const;
     void set(int b, int h, int row, int d, double x);
@@ -88,8 +94,12 @@ class Tensors {
     std::vector<double> lse;     // [B, Hq, Sq]
   };
 
-  Tensor place(std::vector<unsigned char>& storage, int heads, int rows, int dim);
+  Tensor place(std::vector<unsigned char>& storage, int batches, int heads, int rows, int dim);
   void placePacked();
+  void placeQueries();
+  void placeKeys();
+  void makePages();
+  size_t lseIndex(int b, int h, int row) const;
   void fillBias();
   float biasAt(int b, int h, int row, int key) const;
   float sinkAt(int h) const;
@@ -100,7 +110,8 @@ class Tensors {
   std::vector<unsigned char> mQueryBytes, mKeyBytes, mValueBytes, mOutputBytes, mBiasBytes;
   Tensor mQuery, mKey, mValue, mOutput;
   int64_t mBiasStride[4] = {0, 0, 0, 0};
-  std::vector<int32_t> mLengths;
+  std::vector<int32_t> mLengths, mStartsQ, mStartsKv, mPages;
+  int mPageCount = 0;
   std::vector<float> mSinks, mLse;
 };
 

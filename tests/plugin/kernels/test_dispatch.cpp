@@ -15,6 +15,7 @@
 #include "problem.h"
 
 using namespace kernel_tests;
+using flash_export::kernels::Features;
 using flash_export::kernels::kMaxSeqlen;
 using flash_export::kernels::kMaxSplitBlocks;
 using flash_export::kernels::kMaxSplitRows;
@@ -41,6 +42,14 @@ FlashAttentionArgs goodArgs() {
   a.scale = 0.125f;
   a.window_left = a.window_right = -1;
   return a;
+}
+
+int32_t const kNoTable = 0;
+
+void page(FlashAttentionArgs& a) {
+  a.page_table = &kNoTable;
+  a.page_size = 16;
+  a.page_count = 3;
 }
 
 std::string whyNot(Change const& change) {
@@ -93,6 +102,60 @@ TEST(bad_arguments_are_refused_with_their_numbers) {
       "bias has dtype 2 beside a query of dtype 1");
   expectRefused(
       [](auto& a) {
+        page(a);
+        a.page_size = 48;
+      },
+      "page_size is 48; the kernels take powers of 2 from 16 to 256.");
+  expectRefused(
+      [](auto& a) {
+        page(a);
+        a.page_size = 8;
+      },
+      "page_size is 8");
+  expectRefused(
+      [](auto& a) {
+        page(a);
+        a.page_size = 512;
+      },
+      "page_size is 512");
+  expectRefused(
+      [](auto& a) {
+        page(a);
+        a.page_count = 0;
+      },
+      "page_count is 0; the kernels take 1 to");
+  expectRefused(
+      [](auto& a) {
+        page(a);
+        a.value.batch_stride = int64_t{1} << 30;
+      },
+      "batch_stride of value is 1073741824");
+  expectRefused(
+      [](auto& a) {
+        page(a);
+        a.key.row_stride = -1;
+      },
+      "row_stride of key is -1");
+  expectRefused(
+      [](auto& a) {
+        page(a);
+        a.cu_seqlens_kv = a.page_table;
+      },
+      "cu_seqlens_kv is given beside page_table");
+  expectRefused(
+      [](auto& a) {
+        a.cu_seqlens_q = &kNoTable;
+        a.total_q = -1;
+      },
+      "total_q is -1");
+  expectRefused(
+      [](auto& a) {
+        a.cu_seqlens_kv = &kNoTable;
+        a.total_kv = int64_t{1} << 31;
+      },
+      "total_kv is 2147483648");
+  expectRefused(
+      [](auto& a) {
         a.batch = 1 << 20;
         a.seqlen_q = 1 << 20;
       },
@@ -120,6 +183,12 @@ TEST(a_problem_with_no_rows_touches_no_pointer) {
     change(a);
     EXPECT(flashAttentionLaunch(&a, nullptr, nullptr) == 0);
   }
+}
+
+TEST(packed_sequences_without_any_row_touch_no_pointer) {
+  FlashAttentionArgs a = goodArgs();
+  a.cu_seqlens_q = &kNoTable;
+  EXPECT(flashAttentionLaunch(&a, nullptr, nullptr) == 0);
 }
 
 TEST(missing_pointers_are_an_error_and_no_crash) {
@@ -203,14 +272,18 @@ TEST(every_variant_serves_its_own_head_dim) {
     a.dtype = v.dtype;
     a.head_dim = 1 + v.head_dim / 2;
     a.v_head_dim = v.head_dim;
-    if (v.plain) a.head_dim = v.head_dim;
-    if (!v.plain) a.softcap = 1.0f;
+    if (v.general()) {
+      a.softcap = 1.0f;
+    } else {
+      a.head_dim = v.head_dim;
+    }
+    if (v.features == Features::kPaged) page(a);
     EXPECT(std::string(variantFor(a).name) == v.name, variantFor(a).name << " serves " << v.name);
   }
 }
 
 TEST(what_a_plain_kernel_cannot_do_goes_to_a_general_one) {
-  EXPECT(variantFor(goodArgs()).plain);
+  EXPECT(!variantFor(goodArgs()).general());
   Change const changes[] = {
       [](auto& a) { a.softcap = 2.0f; },
       [](auto& a) { a.bias = &a; },
@@ -226,15 +299,28 @@ TEST(what_a_plain_kernel_cannot_do_goes_to_a_general_one) {
   for (Change const& change : changes) {
     FlashAttentionArgs a = goodArgs();
     change(a);
-    EXPECT(!variantFor(a).plain, "change " << &change - changes << " is served by " << variantFor(a).name);
+    EXPECT(variantFor(a).general(), "change " << &change - changes << " is served by " << variantFor(a).name);
   }
+}
+
+TEST(a_paged_cache_goes_to_a_paged_kernel_and_packed_sequences_to_a_plain_one) {
+  FlashAttentionArgs a = goodArgs();
+  page(a);
+  EXPECT(std::string(variantFor(a).name) == "Half64Paged", variantFor(a).name);
+  a.key.batch_stride = 12801;
+  EXPECT(variantFor(a).general(), "pages that start off 16 bytes");
+  a = goodArgs();
+  a.cu_seqlens_q = a.cu_seqlens_kv = &kNoTable;
+  a.total_q = a.total_kv = 100;
+  a.query.batch_stride = a.key.batch_stride = 1;  // never taken
+  EXPECT(std::string(variantFor(a).name) == "Half64Plain", variantFor(a).name);
 }
 
 TEST(the_stride_of_an_axis_of_one_step_decides_nothing) {
   FlashAttentionArgs a = goodArgs();
   a.batch = 1;
   a.query.batch_stride = 1;
-  EXPECT(variantFor(a).plain);
+  EXPECT(!variantFor(a).general());
 }
 
 namespace {
@@ -289,7 +375,7 @@ void expectFarOffsetsRight(int axis) {
   a.query = a.key = a.value = a.output = strides;
   a.value.data = base + 32;
   a.output.data = base + 64;
-  EXPECT(variantFor(a).plain);
+  EXPECT(!variantFor(a).general());
   EXPECT(flashAttentionLaunch(&a, nullptr, nullptr) == 0, flashEmulationError());
   for (int i = 0; i < 2 * 2 * kFarRows; ++i) {
     int const b = i / (2 * kFarRows), h = i / kFarRows % 2, row = i % kFarRows;

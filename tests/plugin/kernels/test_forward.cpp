@@ -17,6 +17,7 @@
 namespace kernel_tests {
 namespace {
 
+using flash_export::kernels::Features;
 using flash_export::kernels::kVariants;
 using flash_export::kernels::Variant;
 
@@ -114,6 +115,49 @@ std::vector<Problem> decodeProblems(Variant const& v) {
   return all;
 }
 
+// Packed sequences, none of them as long as the longest may be, empty ones among them.
+std::vector<Problem> packedProblems(Variant const& v) {
+  std::vector<Problem> all(4, basicProblem(v));
+  for (Problem& p : all) {
+    p.batch = 4;
+    p.rows_of = {v.tile_q + 3, 0, 5, 1};
+    p.keys_of_sequence = {v.tile_kv + 1, 7, 0, 2 * v.tile_kv + 5};
+    p.seqlen_q = v.tile_q + 9;
+    p.seqlen_kv = 3 * v.tile_kv;
+  }
+  all[0].causal = 1;
+  all[1].causal = all[1].diagonal = 1;
+  all[1].kv_lengths = {v.tile_kv, 1, 3, 1000};
+  all[1].sinks = 2;
+  all[1].layout = Layout::kHeadsFirst;
+  all[2].heads_q = 6;  // packed heads, split keys
+  all[2].heads_kv = 2;
+  all[2].rows_of = {1, 0, 3, 2};
+  all[2].seqlen_q = 4;
+  all[2].splits = 3;
+  all[2].sinks = 1;
+  all[3].keys_of_sequence = {};  // of queries alone, beside padded keys
+  all[3].window_left = v.tile_kv;
+  all[3].window_right = 2;
+  all[3].diagonal = 1;
+  all[3].heads_q = 2;
+  all[3].wants_lse = false;
+  return all;
+}
+
+// The same with keys and values in pages; sizes take turns.
+std::vector<Problem> inPages(std::vector<Problem> problems) {
+  int const sizes[] = {16, 32, 64, 128, 256};
+  for (size_t i = 0; i < problems.size(); ++i) {
+    Problem& p = problems[i];
+    p.page_size = sizes[i % 5];
+    if (p.layout == Layout::kPacked) p.layout = Layout::kHeadsFirst;
+    if (p.kv_lengths.empty()) p.kv_lengths = p.keys_of_sequence;
+    p.keys_of_sequence.clear();
+  }
+  return problems;
+}
+
 // The head dims that a 16-byte copy can serve: the smallest and one in between, padded to the tile.
 std::vector<Problem> plainProblems(Variant const& v) {
   std::vector<Problem> all(2, basicProblem(v));
@@ -169,6 +213,34 @@ std::vector<Problem> generalProblems(Variant const& v) {
   return all;
 }
 
+// What a general kernel, which asks whether keys are paged, is tried on in pages.
+std::vector<Problem> pagedProblems(Variant const& v) {
+  std::vector<Problem> all(5, basicProblem(v));
+  all[0].causal = all[0].diagonal = 1;
+  all[0].seqlen_q = 39;
+  all[1].layout = Layout::kGaps;  // element by element
+  all[1].seqlen_q = 19;
+  all[1].batch = 2;
+  all[1].kv_lengths = {v.tile_kv + 3, 0};
+  all[2].bias = Bias::kHoles;
+  all[2].seqlen_q = 7;
+  all[2].batch = 3;
+  all[2].rows_of = {2, 0, 6};
+  all[2].kv_lengths = {9, 4, 2 * v.tile_kv + 5};
+  all[3].seqlen_q = 1;
+  all[3].heads_q = 6;
+  all[3].heads_kv = 2;
+  all[3].seqlen_kv = 4 * v.tile_kv + 3;
+  all[3].splits = 3;
+  all[3].window_left = v.tile_kv + 9;
+  all[3].diagonal = 1;
+  all[4].head_dim = smallestHeadDim(v);
+  all[4].v_head_dim = v.head_dim;
+  all[4].seqlen_q = 33;
+  all[4].sinks = 1;
+  return all;
+}
+
 // Problems that belong to no line in particular.
 std::vector<Problem> oddProblems() {
   std::vector<Problem> all;
@@ -193,13 +265,13 @@ std::vector<Problem> oddProblems() {
   return all;
 }
 
-// A plain line's case must run on it, else nothing tests the line; a general one is reached by what it alone
-// can do.
-std::string runOn(Variant const& v, Problem const& problem, bool must_be_plain) {
+// A Plain or Paged line's case must run on it, else nothing tests the line; a general one is reached by what
+// it alone can do.
+std::string runOn(Variant const& v, Problem const& problem) {
   Tensors tensors(problem);
   Variant const& served_by = flash_export::kernels::variantFor(tensors.args());
-  bool const good = must_be_plain ? std::string(served_by.name) == v.name
-                                  : (!served_by.plain && served_by.head_dim == v.head_dim);
+  bool const good = v.general() ? (served_by.general() && served_by.head_dim == v.head_dim)
+                                : std::string(served_by.name) == v.name;
   if (!good) return std::string("is served by ") + served_by.name + ", not by " + v.name;
   return run(problem);
 }
@@ -230,16 +302,24 @@ class Tally {
 int runAll(std::string const& words) {
   Tally tally(words);
   for (Variant const& v : kVariants) {
-    std::vector<Problem> problems = v.plain ? plainProblems(v) : generalProblems(v);
+    std::vector<Problem> problems = v.general() ? generalProblems(v) : plainProblems(v);
     std::vector<Problem> shared = commonProblems(v);
     for (Problem const& decode : decodeProblems(v)) shared.push_back(decode);
+    for (Problem const& packed : packedProblems(v)) shared.push_back(packed);
+    if (v.features == Features::kPaged) {
+      problems = inPages(problems);
+      shared = inPages(shared);
+    }
+    if (v.general()) {
+      for (Problem const& paged : inPages(pagedProblems(v))) shared.push_back(paged);
+    }
     for (Problem common : shared) {
       // A general line gets the common problems by a softcap that changes little.
-      if (!v.plain && v.dtype != kFlashFloat32) common.softcap = 1000.0f;
+      if (v.general() && v.dtype != kFlashFloat32) common.softcap = 1000.0f;
       problems.push_back(common);
     }
     for (Problem const& p : problems) {
-      tally.take(p, [&] { return runOn(v, p, v.plain); });
+      tally.take(p, [&] { return runOn(v, p); });
     }
   }
   for (Problem const& p : oddProblems()) {

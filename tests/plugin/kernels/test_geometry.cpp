@@ -143,6 +143,28 @@ TEST(keys_are_split_where_multiprocessors_would_idle) {
   }
 }
 
+TEST(a_span_is_inside_its_tensor_whatever_the_table_says) {
+  EXPECT(spanOf(3, 10, 100, 50).first == 3 && spanOf(3, 10, 100, 50).count == 7);
+  EXPECT(spanOf(3, 90, 100, 50).count == 50, "none is longer than the longest");
+  for (int first : {INT32_MIN, -1, 0, 5, 100, 101, INT32_MAX}) {
+    for (int end : {INT32_MIN, -1, 0, 4, 5, 100, 101, INT32_MAX}) {
+      Span const span = spanOf(first, end, 100, 1 << 28);
+      EXPECT(span.first >= 0 && span.count >= 0 && span.first + span.count <= 100, first << " to " << end);
+    }
+  }
+}
+
+TEST(a_key_is_in_the_page_that_the_table_says_or_in_the_last) {
+  for (int bits = 4; bits <= 8; ++bits) {
+    for (int key = 0; key < 1000; ++key) {
+      PagePlace const place = pagePlaceOf(key, bits);
+      EXPECT(place.entry == key / (1 << bits) && place.row == key % (1 << bits), key << ", " << bits);
+    }
+  }
+  EXPECT(pageOf(0, 6) == 0 && pageOf(6, 6) == 6 && pageOf(7, 6) == 6);
+  EXPECT(pageOf(-1, 6) == 6 && pageOf(INT32_MIN, 6) == 6 && pageOf(5, 0) == 0);
+}
+
 TEST(packed_rows_are_all_heads_of_all_queries) {
   std::set<std::pair<int, int>> seen;
   for (int row = 0; row < 7 * 5; ++row) {

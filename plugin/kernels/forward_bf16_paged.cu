@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: Apache-2.0
+#define FLASH_COMPILE_BFloat_Paged FLASH_COMPILE_VARIANT
+#include "instantiate.h"
