@@ -24,7 +24,9 @@ import onnx_ir as ir
 from flash_export.draw import draw_inputs, dynamic_dims
 from flash_export.errors import UsageError
 from flash_export.talk import Talk
-from flash_trt import bench_plot, engine_file, gpu, onnx_file, ort, runners
+from flash_trt import bench_plot, engine_file, engine_load, gpu, onnx_file, ort
+from flash_trt.engine_load import LoadedEngine
+from flash_trt.engine_session import EngineSession
 from flash_trt.onnx_file import OnnxFile
 from flash_trt.output import check_outputs, write_atomically
 
@@ -46,6 +48,7 @@ class BenchOptions:
     json: Path | None = None
     plot: Path | None = None
     trust_engine: bool = False
+    cuda_graph: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ def bench(options: BenchOptions, talk: Talk) -> list[Setting]:
 
     Raises:
         UsageError: an unreadable file, a setting that does not fit, no ONNX file to draw inputs from.
-        UnsafeInput, UnsupportedModel, MissingHere: a model cannot be run here; see ``runners`` and ``ort``.
+        UnsafeInput, UnsupportedModel, MissingHere: a model cannot be run here; see ``engine_load`` and ``ort``.
     """
     check_outputs((options.json, options.plot), options.models)
     with talk.step("read", ", ".join(map(str, options.models))):
@@ -170,9 +173,11 @@ def _contenders(
 ) -> Iterator[Contender]:
     """``path`` as each implementation here runs it, each proven by a profiled run on ``feeds``."""
     if path not in files:
-        runner = runners.open_engine(path, trusted=options.trust_engine)
-        stack.callback(runner.deactivate)
-        yield Contender(path, "the TensorRT engine", _timed_engine(runner))
+        loaded = engine_load.load(path, trusted=options.trust_engine)
+        for graph in (False, True) if options.cuda_graph else (False,):
+            session = EngineSession(loaded, cuda_graph=graph)
+            stack.callback(session.close)
+            yield Contender(path, session.implementation(), _timed_engine(loaded, session))
         return
     file = files[path]
     has_bodies = {f.name for f in file.proto.functions} & {node.operator for node in file.flash_nodes}
@@ -195,10 +200,10 @@ def _timed_session(session: ort.Session) -> Callable[[Feeds], float]:
     return run
 
 
-def _timed_engine(runner: Any) -> Callable[[Feeds], float]:
+def _timed_engine(loaded: LoadedEngine, session: EngineSession) -> Callable[[Feeds], float]:
     def run(feeds: Feeds) -> float:
-        runner.infer(runners.adapted(dict(feeds), runner))
-        return float(runner.last_inference_time())
+        engine_file.require_shapes(loaded.file, feeds)
+        return session.time(feeds)
 
     return run
 

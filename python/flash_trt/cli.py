@@ -171,11 +171,16 @@ def run(
     trust_engine: Annotated[
         bool, typer.Option("--trust-engine", help="Load an engine without our sidecar. An engine is code.")
     ] = False,
+    cuda_graph: Annotated[
+        bool, typer.Option("--cuda-graph", help="Launch an engine's work as one CUDA graph.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings, errors and results.")] = False,
 ) -> int:
     """Runs a model once, shows its outputs, and says what computed its attention."""
     talk = Talk(quiet=quiet)
-    result = run_step(RunOptions(model, inputs, output, on, bodies, tuple(shape or ()), seed, trust_engine), talk)
+    result = run_step(
+        RunOptions(model, inputs, output, on, bodies, tuple(shape or ()), seed, trust_engine, cuda_graph), talk
+    )
     talk.result(_run_table(result))
     print(f"attention computed by: {result.implementation}")
     return 0
@@ -252,11 +257,14 @@ def bench(
     trust_engine: Annotated[
         bool, typer.Option("--trust-engine", help="Load an engine without our sidecar. An engine is code.")
     ] = False,
+    cuda_graph: Annotated[
+        bool, typer.Option("--cuda-graph", help="Time each engine launched as a CUDA graph too.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings, errors and results.")] = False,
 ) -> int:
     """Times models on the same inputs, with every implementation that is here: fused against unfused."""
     talk = Talk(quiet=quiet)
-    options = BenchOptions(tuple(models), tuple(at or ()), seconds, json_file, plot, trust_engine)
+    options = BenchOptions(tuple(models), tuple(at or ()), seconds, json_file, plot, trust_engine, cuda_graph)
     for setting in bench_step(options, talk):
         talk.result(_bench_table(setting))
     return 0

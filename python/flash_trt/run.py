@@ -17,7 +17,8 @@ from flash_export.draw import draw_inputs, dynamic_dims
 from flash_export.errors import UsageError
 from flash_export.input_roles import fed_inputs
 from flash_export.talk import Talk
-from flash_trt import engine_file, onnx_file, ort, runners, shapes, tensor_files
+from flash_trt import engine_file, engine_load, onnx_file, ort, shapes, tensor_files
+from flash_trt.engine_session import EngineSession
 from flash_trt.onnx_file import OnnxFile
 from flash_trt.output import check_outputs
 
@@ -36,6 +37,7 @@ class RunOptions:
     shapes: tuple[str, ...] = ()
     seed: int = 0
     trust_engine: bool = False
+    cuda_graph: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,32 +82,35 @@ def _run_onnx(options: RunOptions, talk: Talk) -> RunResult:
 
 
 def _run_engine(options: RunOptions, talk: Talk) -> RunResult:
-    engine = engine_file.read(options.model)
     with talk.step("load", str(options.model)):
-        runner = runners.open_engine(options.model, trusted=options.trust_engine)
+        session = EngineSession(
+            engine_load.load(options.model, trusted=options.trust_engine), cuda_graph=options.cuda_graph
+        )
     try:
-        dtypes = runners.input_dtypes(runner)
-        if options.inputs is None:
-            raise UsageError(
-                "an engine does not tell what its inputs are for, so none are drawn",
-                where=str(options.model),
-                got="no --inputs",
-                need=f"a file with {', '.join(dtypes)}",
-                do="give --inputs FILE; flash-trt compare --save-inputs DIR makes such files from the .onnx",
-            )
-        given = tensor_files.read(options.inputs, dtypes)
-        _require_names(options.inputs, given, set(dtypes))
-        engine_file.require_shapes(engine, given)
+        given = _given_to(session, options)
         _warn_of_nan(given, talk)
-        with talk.step("run", f"{engine.backend} on the GPU"):
-            try:
-                outputs = runner.infer(runners.adapted(given, runner))
-            except Exception as error:  # Polygraphy's and TensorRT's share no other base
-                raise runners.fails_on(options.model, error) from error
-            copies = {name: np.array(value) for name, value in outputs.items()}
+        with talk.step("run", f"{engine_file.read(options.model).backend} on the GPU"):
+            outputs = session.run(given)
+        return RunResult(outputs, session.implementation(), False)
     finally:
-        runner.deactivate()
-    return RunResult(copies, "the TensorRT plugin, in the engine", False)
+        session.close()
+
+
+def _given_to(session: EngineSession, options: RunOptions) -> dict[str, np.ndarray]:
+    """The inputs of an engine, in its types and within its shapes."""
+    dtypes = session.input_dtypes
+    if options.inputs is None:
+        raise UsageError(
+            "an engine does not tell what its inputs are for, so none are drawn",
+            where=str(options.model),
+            got="no --inputs",
+            need=f"a file with {', '.join(dtypes)}",
+            do="give --inputs FILE; flash-trt compare --save-inputs DIR makes such files from the .onnx",
+        )
+    given = tensor_files.read(options.inputs, dtypes)
+    _require_names(options.inputs, given, set(dtypes))
+    engine_file.require_shapes(engine_file.read(options.model), given)
+    return {name: _typed(name, array, dtypes[name], options.inputs) for name, array in given.items()}
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------

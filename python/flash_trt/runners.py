@@ -16,7 +16,7 @@ import onnx_ir as ir
 from flash_export import runtime, twin
 from flash_export.errors import MissingHere, UnsupportedModel, UsageError
 from flash_export.input_roles import fed_inputs
-from flash_trt import backends, engine_file, plugin_library
+from flash_trt import engine_file, engine_load
 from flash_trt.backends import BackendName
 
 _INLINE_BYTES = 2**20
@@ -114,33 +114,18 @@ def open_engine(path: Path, *, trusted: bool) -> Any:
         UnsafeInput: the engine is not the one its sidecar describes, and ``trusted`` is False: an engine is code.
         MissingHere: no GPU, no TensorRT or no plugin here.
     """
-    engine = engine_file.read(path)
-    if not trusted:
-        engine_file.require_trust(engine)
-    engine_file.require_gpu(engine)
+    engine, backend = engine_load.admit(path, trusted=trusted)
     tell_polygraphy(engine.backend)
-    backend = backends.load(engine.backend)
-    if not engine.carries_plugin:
-        engine_file.require_plugin(engine, plugin_library.load(backend))
     polygraphy_logger()
     from polygraphy.backend.common import BytesFromPath
     from polygraphy.backend.trt import EngineFromBytes, TrtRunner
 
-    runtime = None
-    if engine.carries_plugin:
-        runtime = backend.trt.Runtime(backend.logger)
-        runtime.engine_host_code_allowed = True  # the user, or the sidecar's hash, vouches for it
+    runtime = engine_load.open_runtime(engine, backend) if engine.carries_plugin else None
     runner = TrtRunner(EngineFromBytes(BytesFromPath(str(path)), runtime=runtime), name="fused")
     try:
         runner.activate()
     except Exception as error:
-        raise MissingHere(
-            "the engine does not load on this machine",
-            where=str(path),
-            got=one_line(error),
-            need=f"{backend.name} as it was built with: {engine.sidecar.get('backend') or 'not told'}",
-            do="build the engine again on this machine",
-        ) from error
+        raise engine_load.does_not_load(engine, backend, one_line(error)) from error
     return runner
 
 
