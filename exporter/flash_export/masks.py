@@ -16,55 +16,22 @@ What may leave the tensor:
 from __future__ import annotations
 
 import dataclasses
-from typing import cast
 
 import numpy as np
 import onnx_ir as ir
 
-from flash_export import graph as g
-from flash_export.bands import Band, Trial, match, trials_of
+from flash_export.bands import Band
 from flash_export.canonical import Added, Attention, Hidden, Refused, Term
-from flash_export.dims import ONE
-from flash_export.evaluate import Evaluator
-from flash_export.layout import Axes, leaves, regroup, size_of
+from flash_export.layout import Axes, leaves
+from flash_export.mask_proofs import Prover
+from flash_export.mask_terms import FORGETS, Literal, as_hidden, conjuncts, summands
 from flash_export.region import Region
-from flash_export.shapes import Shapes
-
-FORGETS = float(np.finfo(np.float16).min)
-"""A key filled with this or less weighs nothing beside a visible one: exp(-65504 + any sane score) is 0."""
 
 SWAMPS = -1e30
 """A score added to this or less is rounded away in fp32 and bf16, so that replacing a score equals adding the fill."""
 
 SWAMPED = -1e38
 """A fill below ``SWAMPS`` that fp32 and bf16 hold."""
-
-
-def uniform(value: ir.Value, evaluator: Evaluator) -> float | None:
-    """The number that every element of ``value`` holds, whatever its lengths; None when there is no such number."""
-    array = g.constant(value)
-    if array is not None:
-        return float(array.reshape(-1)[0]) if array.size and (array == array.reshape(-1)[0]).all() else None
-    node = value.producer()
-    if g.is_op(node, "ConstantOfShape"):
-        assert node is not None
-        attribute = node.attributes.get("value")
-        return 0.0 if attribute is None else float(g.tensor_of(attribute).numpy().reshape(-1)[0])
-    if node is not None and g.is_op(node, "Expand", "Reshape", "Identity", "Unsqueeze", "Squeeze", "Transpose", "Cast"):
-        source = node.inputs[0]
-        return None if source is None else uniform(source, evaluator)
-    if node is None or not evaluator.evaluable(value) or evaluator.symbols(value):
-        return None
-    array = evaluator.evaluate(value, {})
-    return float(array.reshape(-1)[0]) if array.size and (array == array.reshape(-1)[0]).all() else None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Literal:
-    """A boolean tensor and the value of its elements that means "visible"."""
-
-    value: ir.Value
-    keep: bool
 
 
 @dataclasses.dataclass(slots=True)
@@ -101,7 +68,7 @@ def plan_masks(attention: Attention, region: Region) -> MaskPlan:
     Raises:
         Refused: ``mask_replaces_scores`` for a replaced score whose fill cannot be added instead.
     """
-    prover = _Prover(attention, region)
+    prover = Prover(attention, region)
     for term in attention.terms:
         _refuse_enlarging(term, region)
     plan = MaskPlan(attention.band, attention.lengths is not None)
@@ -133,8 +100,8 @@ def _refuse_enlarging(term: Term, region: Region) -> None:
     )
 
 
-def _place(term: Term, others: list[Term], plan: MaskPlan, prover: _Prover) -> None:
-    hidden = term if isinstance(term, Hidden) else _as_hidden(term, prover.evaluator)
+def _place(term: Term, others: list[Term], plan: MaskPlan, prover: Prover) -> None:
+    hidden = term if isinstance(term, Hidden) else as_hidden(term, prover.evaluator)
     if hidden is None:
         assert isinstance(term, Added)
         band = prover.added_band(term.value, term.factor) if prover.aligned(term) else None
@@ -189,7 +156,7 @@ def _overrides(term: Term) -> bool:
     return isinstance(term, Hidden) and term.fill != -np.inf
 
 
-def _may_hide(band: Band, fill: float, others: list[Term], plan: MaskPlan, prover: _Prover) -> bool:
+def _may_hide(band: Band, fill: float, others: list[Term], plan: MaskPlan, prover: Prover) -> bool:
     """Whether hiding exactly may stand for the graph's mask, and whether the node has room for one more band."""
     if not _joinable(plan.band, band) or (plan.by_length and band.bottom_right):
         # With lengths the node counts from the last key there is, the mask from the last of the tensor.
@@ -228,159 +195,11 @@ MAX_NESTED_SUMS = 6
 """Sums within sums that are taken apart: a sum may read one mask twice, and so double its parts."""
 
 
-def _flattened(term: Term, prover: _Prover, depth: int = MAX_NESTED_SUMS) -> list[Term]:
+def _flattened(term: Term, prover: Prover, depth: int = MAX_NESTED_SUMS) -> list[Term]:
     """An added sum of masks as its summands, when that lets one of them leave the tensor."""
     if not isinstance(term, Added) or not depth:
         return [term]
-    summands = _summands(term, prover.shapes)
-    if any(prover.aligned(s) and prover.added_band(s.value, s.factor) is not None for s in summands):
-        return [part for s in summands for part in _flattened(s, prover, depth - 1)]
+    parts = summands(term, prover.shapes)
+    if any(prover.aligned(s) and prover.added_band(s.value, s.factor) is not None for s in parts):
+        return [part for s in parts for part in _flattened(s, prover, depth - 1)]
     return [term]
-
-
-def _summands(term: Added, shapes: Shapes) -> list[Added]:
-    """The two summands of an added sum, with their axes above the layout operators between; none for another tensor."""
-    value, axes = term.value, term.axes
-    node = value.producer()
-    while node is not None and g.is_op(node, "Identity", "Expand", "Reshape", "Unsqueeze", "Squeeze"):
-        source = node.inputs[0]
-        if source is None:
-            return []
-        if not g.is_op(node, "Identity", "Expand"):
-            shape, above = shapes.shape(value), shapes.shape(source)
-            if shape is None or above is None or len(shape) > len(axes):
-                return []
-            own = list(zip(shape, axes[len(axes) - len(shape) :], strict=True))
-            if any(d != ONE and d != shapes.normal(size_of(axis)) for d, axis in own):
-                return []
-            regrouped = regroup([[] if d == ONE else axis for d, axis in own], above)
-            if regrouped is None:
-                return []
-            axes = regrouped
-        value, node = source, source.producer()
-    if node is None or not g.is_op(node, "Add"):
-        return []
-    return [Added(v, term.factor, axes, node) for v in node.inputs if v is not None]
-
-
-def _as_hidden(term: Added, evaluator: Evaluator) -> Hidden | None:
-    """``Where(condition, 0, fill)`` added to the scores, as the mask that it is; None for any other tensor."""
-    node = term.value.producer()
-    while g.is_op(node, "Expand", "Identity"):
-        assert node is not None
-        assert node.inputs[0] is not None
-        node = node.inputs[0].producer()
-    if not g.is_op(node, "Where") or term.factor <= 0:
-        return None
-    assert node is not None
-    condition, yes, no = node.inputs[0], node.inputs[1], node.inputs[2]
-    if condition is None or yes is None or no is None:
-        return None
-    a, b = uniform(yes, evaluator), uniform(no, evaluator)
-    if a == 0.0 and b is not None and b < 0.0:
-        return Hidden(condition, True, b * term.factor, term.axes, node)
-    if b == 0.0 and a is not None and a < 0.0:
-        return Hidden(condition, False, a * term.factor, term.axes, node)
-    return None
-
-
-def conjuncts(literal: Literal, known: dict[Literal, list[Literal]] | None = None) -> list[Literal]:
-    """The parts that must all be visible, each once: And of visible parts, Or of hidden ones, through Not."""
-    known = {} if known is None else known
-    if literal not in known:
-        known[literal] = _conjuncts(literal, known)
-    return known[literal]
-
-
-def _conjuncts(literal: Literal, known: dict[Literal, list[Literal]]) -> list[Literal]:
-    node = literal.value.producer()
-    if g.is_op(node, "Not"):
-        assert node is not None
-        assert node.inputs[0] is not None
-        return conjuncts(Literal(node.inputs[0], not literal.keep), known)
-    if g.is_op(node, "Identity", "Expand") or (g.is_op(node, "Cast") and _is_bool_cast(node)):
-        assert node is not None
-        assert node.inputs[0] is not None
-        inner = conjuncts(Literal(node.inputs[0], literal.keep), known)
-        return inner if len(inner) > 1 or inner[0].value is not node.inputs[0] else [literal]
-    if g.is_op(node, "And" if literal.keep else "Or"):
-        assert node is not None
-        parts = [part for v in node.inputs if v is not None for part in conjuncts(Literal(v, literal.keep), known)]
-        return list(dict.fromkeys(parts))
-    return [literal]
-
-
-def _is_bool_cast(node: ir.Node | None) -> bool:
-    source = None if node is None else node.inputs[0]
-    return source is not None and (source.dtype == ir.DataType.BOOL or g.is_op(source.producer(), "Not", "And", "Or"))
-
-
-class _Prover:
-    """Compares evaluated masks with bands at many lengths."""
-
-    def __init__(self, attention: Attention, region: Region) -> None:
-        self.evaluator = region.evaluator
-        self.shapes = region.shapes
-        self._proofs = region.proofs
-        self._rows = region.shapes.normal(size_of(attention.rows))
-        self._columns = region.shapes.normal(size_of(attention.columns))
-        self._axes = [leaves(attention.rows), leaves(attention.columns)]
-        self.overridden = False
-        """Whether a term behind the one being placed may show again what that one hides."""
-
-    def aligned(self, term: Term) -> bool:
-        """Whether the scores that the term stands beside end in queries and keys: a band is one of those two."""
-        return [leaves(axis) for axis in term.axes[-2:]] == self._axes
-
-    def literal_band(self, literal: Literal) -> Band | None:
-        """The band that a boolean part is, proven; None when it depends on data or is no band."""
-        key = (literal, self._rows, self._columns)
-        if key not in self._proofs:
-            self._proofs[key] = self._literal_band(literal)
-        return cast("Band | None", self._proofs[key])
-
-    def _literal_band(self, literal: Literal) -> Band | None:
-        if not self.evaluator.evaluable(literal.value):
-            return None
-        trials = self._trials(literal.value)
-        if trials is None:
-            return None
-        visible = [(a.astype(bool) == literal.keep, rows, columns) for a, rows, columns in trials]
-        return match(visible)
-
-    def added_band(self, value: ir.Value, factor: float) -> tuple[Band, float] | None:
-        """The band and the fill of an added tensor that holds 0 and one fill, proven; None for any other."""
-        key = (value, factor, self._rows, self._columns)
-        if key not in self._proofs:
-            self._proofs[key] = self._added_band(value, factor)
-        return cast("tuple[Band, float] | None", self._proofs[key])
-
-    def _added_band(self, value: ir.Value, factor: float) -> tuple[Band, float] | None:
-        if not self.evaluator.evaluable(value):
-            return None
-        trials = self._trials(value)
-        if trials is None:
-            return None
-        fills = {float(x) for a, _, _ in trials for x in np.unique(a) if x != 0}
-        if len(fills) > 1 or any(np.isnan(f) or f * factor > 0 for f in fills):
-            return None
-        fill = fills.pop() * factor if fills else -np.inf
-        if fill > FORGETS:
-            return None
-        band = match([(a == 0, rows, columns) for a, rows, columns in trials])
-        return None if band is None else (band, fill)
-
-    def harmless(self, term: Term) -> bool:
-        """True for a term that cannot hide a row by itself: a band with full rows, or numbers of ordinary size."""
-        if not self.aligned(term):
-            return False
-        if isinstance(term, Hidden):
-            bands = [self.literal_band(part) for part in conjuncts(Literal(term.condition, term.keep))]
-            return all(b is not None and b.hides_nothing for b in bands)
-        if not self.evaluator.evaluable(term.value):
-            return False
-        trials = self._trials(term.value)
-        return trials is not None and all(np.abs(a * term.factor).max(initial=0) < 1e4 for a, _, _ in trials)
-
-    def _trials(self, value: ir.Value) -> list[Trial] | None:
-        return trials_of(value, self._rows, self._columns, self.evaluator)

@@ -12,8 +12,9 @@ import onnx_ir as ir
 from flash_export import function_body
 from flash_export.arrange import Move
 from flash_export.drafts import is_draft, is_loose_constant
+from flash_export.feeds import BiasFeed, Feed
 from flash_export.op import DOMAIN, FLASH_ATTENTION_EX, OPERATORS, VERSION
-from flash_export.plan import BiasFeed, Feed, Plan
+from flash_export.plan import Plan
 from flash_export.sites import Site
 
 _NUMPY = {

@@ -14,8 +14,8 @@ from contract.tolerance import unfused, why_rejected
 from exporter import graphs
 from exporter.graphs import attention, both, fuse, numbers, only
 
-from flash_export.masks import Literal as Part
-from flash_export.masks import conjuncts
+from flash_export.mask_terms import Literal as Part
+from flash_export.mask_terms import conjuncts
 
 SIZES = [{"B": 2, "S": 5, "T": 7}, {"B": 1, "S": 1, "T": 3}, {"B": 3, "S": 9, "T": 4}, {"B": 1, "S": 67, "T": 130}]
 SQUARE = [{"B": 2, "S": 5, "T": 5}, {"B": 1, "S": 1, "T": 1}, {"B": 1, "S": 67, "T": 67}]

@@ -17,7 +17,7 @@ from flash_export import graph as g
 from flash_export.canonical import Added, Hidden, NotAttention, Refused, Side, Term
 from flash_export.dims import ONE
 from flash_export.layout import Axes, Axis, is_float_cast, read_scalar_factor, step, trains
-from flash_export.masks import FORGETS, uniform
+from flash_export.mask_terms import FORGETS, uniform
 from flash_export.region import Region, is_product
 
 

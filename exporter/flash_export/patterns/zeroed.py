@@ -15,7 +15,7 @@ import onnx_ir as ir
 from flash_export import graph as g
 from flash_export.canonical import Hidden, Refused, Term
 from flash_export.evaluate import PURE_OPS
-from flash_export.masks import uniform
+from flash_export.mask_terms import uniform
 from flash_export.patterns.scores import Expression
 from flash_export.region import Region, is_product
 
