@@ -192,6 +192,7 @@ def build_engine(
     layers = plugin_layers(backend, network)
     _require_plugin_layers(file.flash_nodes, layers, file)
     config = builder.create_builder_config()
+    config.profiling_verbosity = backend.trt.ProfilingVerbosity.DETAILED  # else the engine inspector knows names alone
     backends.set_targets(backend, config, targets)
     if extras and extras.embedded:
         config.plugins_to_serialize = [str(extras.embedded)]

@@ -310,9 +310,13 @@ def triton(
 def inspect(
     file: Annotated[Path, typer.Argument(help="An engine, its sidecar, or an ONNX file.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    trust_engine: Annotated[
+        bool,
+        typer.Option("--trust-engine", help="On a GPU, load an engine without our sidecar too. An engine is code."),
+    ] = False,
 ) -> int:
-    """Says what a file holds, without a GPU and without running any of it."""
-    found = inspect_file.inspect(file)
+    """Says what a file holds, from its bytes; of an engine, on a GPU, what TensorRT's engine inspector tells too."""
+    found = inspect_file.inspect(file, trusted=trust_engine)
     print(json.dumps(found, indent=2) if as_json else "\n".join(inspect_file.as_lines(found)))
     return 0
 

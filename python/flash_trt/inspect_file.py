@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine, its sidecar or an ONNX file holds, read without a GPU and without running any of it."""
+"""What an engine, its sidecar or an ONNX file holds, read from its bytes without a GPU.
+
+Where an engine can be loaded, TensorRT's engine inspector is asked too.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,25 @@ from typing import Any
 
 from flash_export.errors import UsageError
 from flash_export.op import FLOAT_ATTRIBUTES, INT_ATTRIBUTES
-from flash_trt import engine_file, onnx_file, plan, plan_program, shapes
+from flash_trt import engine_file, engine_inspector, onnx_file, plan, plan_program, shapes
 from flash_trt.plugin_library import sha256_of
 
 
-def inspect(path: Path) -> dict[str, Any]:
+def inspect(path: Path, *, trusted: bool = False) -> dict[str, Any]:
     """Everything ``flash-trt inspect`` prints of an engine, of its sidecar (the engine beside it), or of an ONNX file.
+
+    Only ``engine_inspector`` loads an engine; ``trusted`` is for it.
 
     Raises:
         UsageError: ``path`` is none of these.
         UnsafeInput, UnsupportedModel: an ONNX file that ``flash_trt.onnx_file`` refuses.
     """
     if engine_file.is_engine(path):
-        return _engine(path)
+        return _engine(path, trusted)
     if path.suffix == ".json":
         engine = path.with_suffix("")
         if engine_file.is_engine(engine):
-            return _engine(engine)
+            return _engine(engine, trusted)
         raise UsageError(
             "the engine that this sidecar describes is not beside it",
             where=str(path),
@@ -37,7 +42,7 @@ def inspect(path: Path) -> dict[str, Any]:
     return _onnx(path)
 
 
-def _engine(path: Path) -> dict[str, Any]:
+def _engine(path: Path, trusted: bool) -> dict[str, Any]:
     engine = engine_file.read(path)
     data = path.read_bytes()
     digest = sha256_of(path)
@@ -55,6 +60,7 @@ def _engine(path: Path) -> dict[str, Any]:
         "tensorrt_fused_attention": sum(
             n for kernel, n in kernels.items() if kernel.startswith(plan_program.FUSED_ATTENTION)
         ),
+        "inspector": engine_inspector.ask(path, trusted=trusted),
     }
 
 
@@ -105,7 +111,7 @@ def _engine_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     counted = Counter(_describe(plugin) for plugin in found["plugins"])
     rows += [(f"plugin x{count}", text) for text, count in counted.items()] or [("plugin", "none of ours")]
     rows.append(("fused attention of TensorRT's own", str(found["tensorrt_fused_attention"])))
-    return rows
+    return rows + engine_inspector.as_rows(found["inspector"])
 
 
 def _onnx_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
