@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the scratch memory of attention in TensorRT for RTX, without and with our plugin, for the README's table.
 
-Each row is one way that attention is written in ONNX, batch 1, 8 heads, head dim 64. The unfused graph and the
-FlashAttention node that stands for it are both built into an engine for one GPU generation; the number is TensorRT's
-own "Max Scratch Memory". No GPU is needed. Lengths are static: with a dynamic length, TensorRT for RTX 1.7.1 stops
-counting buffers of 8 GiB and more.
+Each row is one way that attention is written in ONNX, batch 1, 8 heads, head dim 64 unless it says otherwise. The
+unfused graph and the FlashAttention node that stands for it are both built into an engine for one GPU generation; the
+number is TensorRT's own "Max Scratch Memory", and who computes the unfused graph is read from the plan. A row that
+flash-export refuses stays what it is, and says so. No GPU is needed. Lengths are static: with a dynamic length,
+TensorRT for RTX 1.7.1 stops counting buffers of 8 GiB and more.
 
     python scripts/memory_table.py            # rewrites the table between the markers in README.md
     python scripts/memory_table.py --check    # only prints it
@@ -22,14 +23,16 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
+from flash_export.find import find
 from flash_export.op import DOMAIN, LAYOUT_BHSD, OPERATORS, VERSION, Attributes
-from flash_trt import backends, onnx_file, plugin_library
+from flash_trt import attention, backends, onnx_file, plugin_library
 from flash_trt.build import build_engine, prove_plugins
 from flash_trt.shapes import plan_profile
 
-BATCH, HEADS, HEAD_DIM = 1, 8, 64
+BATCH, HEADS, HEAD_DIM, LARGE_HEAD_DIM = 1, 8, 64, 320
 SCALE = HEAD_DIM**-0.5
 CAP = 30.0
 SINKS = np.linspace(-1, 1, HEADS)
@@ -44,29 +47,47 @@ Graph = tuple[list[onnx.NodeProto], list[onnx.TensorProto]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """One way to write attention: its unfused graph, and the FlashAttention node with the same outputs."""
+    """One way to write attention: its unfused graph, and the FlashAttention node with the same outputs.
+
+    ``fused`` is None where there is no such node, since flash-export refuses the graph.
+    """
 
     title: str
     dtype: int
     unfused: Graph
-    fused: Graph
+    fused: Graph | None
     lse: bool = False
+    head_dim: int = HEAD_DIM
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measured:
-    """Scratch bytes of a row, by length."""
+    """Scratch bytes of a row, by length, and who computes its unfused graph.
+
+    ``refusal``: why flash-export leaves that graph as it is, "" where it fuses it; ``stays``: there is no node either.
+    """
 
     title: str
     unfused: dict[int, int]
     fused: dict[int, int]
+    by: str
+    refusal: str
+    stays: bool
+
+    @property
+    def note(self) -> str:
+        """What the table must say of the row below it; "" for nothing."""
+        if not self.refusal:
+            return ""
+        done = "not fused" if self.stays else "not fused by flash-export, the node is written by hand"
+        return f"{self.title}: {done} ({self.refusal})."
 
 
-# --- the graphs: query, key, value [1, 8, S, 64] -> output [1, 8, S, 64] (and lse [1, 8, S]) --------------------------
+# --- the graphs: query, key, value [1, 8, S, D] -> output [1, 8, S, D] (and lse [1, 8, S]) ---------------------------
 
 
-def scores(dtype: int, *, upcast: bool = False) -> Graph:
-    """``scores`` [1, 8, S, S] = scale * query . key^T, in fp32 when ``upcast``."""
+def scores(dtype: int, *, upcast: bool = False, scale: float = SCALE) -> Graph:
+    """``scores`` [1, 8, S, S] = ``scale`` * query . key^T, in fp32 when ``upcast``."""
     query, key = ("query_wide", "key_wide") if upcast else ("query", "key")
     casts = [
         helper.make_node("Cast", ["query"], [query], to=TensorProto.FLOAT),
@@ -77,7 +98,7 @@ def scores(dtype: int, *, upcast: bool = False) -> Graph:
         helper.make_node("MatMul", [query, "key_transposed"], ["products"]),
         helper.make_node("Mul", ["products", "scale"], ["scores"]),
     ]
-    return (casts if upcast else []) + nodes, [constant("scale", SCALE, TensorProto.FLOAT if upcast else dtype)]
+    return (casts if upcast else []) + nodes, [constant("scale", scale, TensorProto.FLOAT if upcast else dtype)]
 
 
 def weighted_values(of: str, dtype: int, *, upcast: bool = False) -> list[onnx.NodeProto]:
@@ -96,9 +117,9 @@ def upcast_scores(dtype: int) -> Graph:
     return nodes + weighted_values("scores", dtype, upcast=True), constants
 
 
-def causal(dtype: int) -> Graph:
+def causal(dtype: int, scale: float = SCALE) -> Graph:
     """Attention whose mask is computed from the length, as exporters write it."""
-    nodes, constants = scores(dtype)
+    nodes, constants = scores(dtype, scale=scale)
     mask = [
         helper.make_node("Shape", ["query"], ["length"], start=2, end=3),
         helper.make_node("Squeeze", ["length"], ["count"]),
@@ -199,13 +220,20 @@ ROWS = (
     Row("softcap, fp16", HALF, softcapped(HALF), flash(softcap=CAP)),
     Row("sinks, fp16", HALF, with_sinks(HALF), flash_extended(HALF, SINKS)),
     Row("QKᵀ and softmax in fp32, the rest in fp16", HALF, upcast_scores(HALF), flash()),
+    Row(
+        f"causal, head dim {LARGE_HEAD_DIM}, fp16",
+        HALF,
+        causal(HALF, LARGE_HEAD_DIM**-0.5),
+        None,
+        head_dim=LARGE_HEAD_DIM,
+    ),
 )
 
 
 def model_of(row: Row, graph: Graph, length: int) -> onnx.ModelProto:
     """A model around ``graph`` with the row's inputs and outputs."""
     nodes, constants = graph
-    dims = [BATCH, HEADS, length, HEAD_DIM]
+    dims = [BATCH, HEADS, length, row.head_dim]
     inputs = [helper.make_tensor_value_info(name, row.dtype, dims) for name in ("query", "key", "value")]
     outputs = [helper.make_tensor_value_info("output", row.dtype, dims)]
     outputs += [helper.make_tensor_value_info("lse", TensorProto.FLOAT, dims[:3])] if row.lse else []
@@ -217,31 +245,47 @@ def model_of(row: Row, graph: Graph, length: int) -> onnx.ModelProto:
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def scratch_bytes(backend: backends.Backend, model: onnx.ModelProto) -> int:
-    """Max Scratch Memory of the model's engine."""
+def build(backend: backends.Backend, model: onnx.ModelProto) -> tuple[int, set[str]]:
+    """The engine's Max Scratch Memory in bytes, and who computes its attention (``flash_trt.attention.By``)."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "attention.onnx"
         onnx.save(model, path)
         file = onnx_file.read(path)
         engine = build_engine(backend, file, plan_profile(file.inputs, ()), (TARGET,))
-    prove_plugins(backend, file, engine)
+        prove_plugins(backend, file, engine)
+        by = {found.by for found in attention.describe(file, engine.data)}
     if engine.scratch_bytes is None:
         raise SystemExit(f"{backend.name} {backend.version} does not log its scratch memory")
-    return engine.scratch_bytes
+    return engine.scratch_bytes, by
+
+
+def refusal_of(row: Row) -> str:
+    """Why flash-export leaves the row's unfused graph as it is: the reason's code and text; "" where it fuses it."""
+    sites = find(ir.from_proto(model_of(row, row.unfused, LENGTHS[0])))
+    reasons = [site.reason for site in sites if site.status == "refused" and site.reason]
+    return "; ".join(f"`{reason.code}`: {reason.text}" for reason in reasons)
 
 
 def measure(lengths: Sequence[int], rows: Sequence[Row] = ROWS) -> list[Measured]:
     """Builds every engine; progress goes to stderr."""
     backend = backends.load("tensorrt-rtx")
     plugin_library.load(backend)
-
-    def by_length(row: Row, graph: Graph) -> dict[int, int]:
-        return {length: scratch_bytes(backend, model_of(row, graph, length)) for length in lengths}
-
     measured = []
     for row in rows:
         print(f"measuring: {row.title}", file=sys.stderr)
-        measured.append(Measured(row.title, by_length(row, row.unfused), by_length(row, row.fused)))
+        unfused = {length: build(backend, model_of(row, row.unfused, length)) for length in lengths}
+        fused = unfused if row.fused is None else {n: build(backend, model_of(row, row.fused, n)) for n in lengths}
+        who = {by for _, found in unfused.values() for by in found}
+        measured.append(
+            Measured(
+                row.title,
+                {length: size for length, (size, _) in unfused.items()},
+                {length: size for length, (size, _) in fused.items()},
+                " or ".join(words for by, words in attention.WORDS.items() if by in who),
+                refusal_of(row),
+                row.fused is None,
+            )
+        )
     return measured
 
 
@@ -251,16 +295,18 @@ def measure(lengths: Sequence[int], rows: Sequence[Row] = ROWS) -> list[Measured
 def table(measured: Sequence[Measured], lengths: Sequence[int], version: str) -> str:
     """The README's table in Markdown, in MiB."""
     lines = [
-        "| attention | " + " | ".join(f"S = {length:,}" for length in lengths) + " |",
-        "|---" * (len(lengths) + 1) + "|",
+        "| attention | without the plugin | " + " | ".join(f"S = {length:,}" for length in lengths) + " |",
+        "|---" * (len(lengths) + 2) + "|",
     ]
     for row in measured:
-        cells = [f"{spell(row.unfused[length])} → **{spell(row.fused[length])}**" for length in lengths]
-        lines.append(f"| {row.title} | " + " | ".join(cells) + " |")
+        sizes = [(spell(row.unfused[length]), spell(row.fused[length])) for length in lengths]
+        cells = [f"{before}, stays" if row.stays else f"{before} → **{after}**" for before, after in sizes]
+        lines.append(f"| {row.title} | {row.by} | " + " | ".join(cells) + " |")
     lines += [
         "",
         f"In MiB: TensorRT for RTX {version} on the unfused graph → the same with one FlashAttention node and the "
         f"plugin. Built for {TARGET}; inputs and outputs are not counted.",
+        *(row.note for row in measured if row.note),
     ]
     return "\n".join(lines)
 

@@ -14,7 +14,7 @@ import pytest
 from contract.reference import attention
 from onnx.reference import ReferenceEvaluator
 
-ROWS = 6
+ROWS = 7
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,9 @@ def memory_table(repo_root: Path) -> ModuleType:
 
 def test_the_plugins_scratch_is_linear_in_the_length(memory_table: ModuleType) -> None:
     row_bytes = memory_table.HEADS * memory_table.HEAD_DIM * 4
-    for row in memory_table.measure((255, 1020)):
+    fused = [row for row in memory_table.ROWS if row.fused is not None]
+    assert len(fused) == ROWS - 1
+    for row in memory_table.measure((255, 1020), fused):
         assert row.fused[1020] <= 4 * row_bytes * 1020, row.title
         assert row.fused[1020] <= 4 * row.fused[255] + 4096, row.title
 
@@ -40,11 +42,40 @@ def test_the_plugins_scratch_is_linear_in_the_length(memory_table: ModuleType) -
 def test_a_row_that_tensorrt_does_not_fuse_holds_the_scores(memory_table: ModuleType) -> None:
     (row,) = memory_table.measure((777,), [r for r in memory_table.ROWS if r.title == "causal, fp32"])
     assert row.unfused[777] >= memory_table.HEADS * 777 * 777 * 4
+    assert row.by == "an unfused chain"
+
+
+def test_a_row_that_tensorrt_fuses_is_told_as_its_own_kernels(memory_table: ModuleType) -> None:
+    (row,) = memory_table.measure((777,), [r for r in memory_table.ROWS if r.title == "causal, fp16"])
+    assert row.by == "TensorRT's own fused kernel"
+
+
+def test_a_head_dim_past_the_kernels_stays_with_its_reason(memory_table: ModuleType) -> None:
+    (row,) = memory_table.measure((255,), [r for r in memory_table.ROWS if r.fused is None])
+    assert row.fused == row.unfused
+    assert row.unfused[255] >= memory_table.HEADS * 255 * 255 * 2
+    text = memory_table.table([row], (255,), "1.7")
+    assert f"| causal, head dim 320, fp16 | an unfused chain | {memory_table.spell(row.unfused[255])}, stays |" in text
+    assert "causal, head dim 320, fp16: not fused (`head_dim_large`: " in text
+    assert "**" not in text
+
+
+def test_a_node_that_flash_export_would_not_write_is_told_to_be_written_by_hand(memory_table: ModuleType) -> None:
+    refused = {row.title: memory_table.refusal_of(row) for row in memory_table.ROWS if memory_table.refusal_of(row)}
+    assert list(refused) == ["log-sum-exp as an output, fp16", "causal, head dim 320, fp16"]
+    (row,) = memory_table.measure((255,), [row for row in memory_table.ROWS if row.lse])
+    text = memory_table.table([row], (255,), "1.7")
+    assert (
+        "log-sum-exp as an output, fp16: not fused by flash-export, the node is written by hand (`scores_used`" in text
+    )
 
 
 @pytest.mark.parametrize("index", range(ROWS))
 def test_both_graphs_of_a_row_stand_for_the_same_attention(memory_table: ModuleType, index: int) -> None:
     row, length = memory_table.ROWS[index], 37
+    if row.fused is None:
+        assert "`head_dim_large`" in memory_table.refusal_of(row)
+        return
     rng = np.random.default_rng(index)
     dtype = onnx.helper.tensor_dtype_to_np_dtype(row.dtype)
     shape = (memory_table.BATCH, memory_table.HEADS, length, memory_table.HEAD_DIM)
