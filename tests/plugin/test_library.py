@@ -26,10 +26,20 @@ def test_the_plugin_exports_its_two_entry_points_alone(native_build: Path) -> No
     assert sorted(line.split()[-1] for line in symbols if line) == ["getCreators", "setLoggerFinder"]
 
 
+def test_the_autoload_library_exports_nothing(native_build: Path) -> None:
+    assert tool("nm", "-D", "--defined-only", str(native_build / "lib" / "libflash_attention_autoload.so")) == ""
+
+
 def test_the_plugin_needs_the_c_library_alone(native_build: Path) -> None:
     needed = dynamic_entries(native_build / "lib" / PLUGIN, "NEEDED")
     assert needed, "readelf printed no NEEDED entry"
     assert [name for name in needed if not C_LIBRARY.match(name)] == []
+
+
+def test_no_built_library_asks_for_more_of_the_c_library_than_it_uses(native_build: Path) -> None:
+    # std::random_device, which nothing here uses, would: arc4random came with glibc 2.36.
+    for name in (PLUGIN, "libflash_attention_cpu.so", "libflash_attention_autoload.so"):
+        assert "arc4random" not in tool("nm", "-D", "--undefined-only", str(native_build / "lib" / name))
 
 
 def test_no_built_library_has_a_search_path_of_the_building_machine(native_build: Path) -> None:
