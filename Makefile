@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # make demo   the main job on a real model      make test   all tests      make lint   format, types, style
 # make corpus   every architecture through every exporter      make scores   what the gates and the seeded faults say
+# make wheel    the wheel for others, tried in an environment of its own
 # The first of them makes .venv and builds the native parts; later ones only rebuild what changed.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -13,7 +14,7 @@ NATIVE := build/native
 NATIVE_SOURCES := CMakeLists.txt $(shell find cmake plugin tests/plugin -name '*.py' -prune -o -type f -print 2>/dev/null)
 PYTHON_SOURCES := exporter python tests samples scripts benchmarks
 
-.PHONY: all demo test test-native test-python scores corpus lint format clean
+.PHONY: all demo test test-native test-python scores wheel corpus lint format clean
 all: demo
 
 demo: $(INSTALLED)
@@ -35,6 +36,11 @@ scores: $(INSTALLED)
 	$(BIN)/python scripts/mutate_kernels.py --sample 12
 	LD_PRELOAD=$$($(CXX) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 \
 	  $(BIN)/python tests/plugin/cpu/cpu_library.py $(NATIVE)/lib/libcpu_door_address.so table
+
+wheel: $(INSTALLED)
+	rm -rf build/wheel
+	$(BIN)/python scripts/build_wheel.py build/wheel
+	$(BIN)/python scripts/try_wheel.py build/wheel/*.whl
 
 corpus: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m corpus tests/corpus
