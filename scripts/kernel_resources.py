@@ -28,14 +28,17 @@ ARCHITECTURE = re.compile(r"^arch = (sm_\w+)$")
 FUNCTION = re.compile(r"Function (\w+):")
 # forwardKernel<Forward<Element, head_dim, tile_q, tile_kv, warps, features>>, as the Itanium ABI mangles it.
 KERNEL = re.compile(r"ForwardI(6__half|13__nv_bfloat16|f)Li(\d+)ELi(\d+)ELi(\d+)ELi(\d+)ELNS0_8FeaturesE([012])E")
-COMBINE = re.compile(r"CombineI(6__half|13__nv_bfloat16|f)E")
+HELPER = re.compile(r"(Combine|Append)I(6__half|13__nv_bfloat16|f)E")
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 VARIANT = re.compile(r"^FLASH_VARIANT\((\w+), (\d+), (\d+), (\d+), (\d+), (\w+)\)", re.MULTILINE)
 
 Variant = tuple[str, int, int, int, int, str]
 """A line of variants.inc: element, head_dim, tile_q, tile_kv, warps, features."""
-COMBINES: list[Variant] = [(element, 0, 0, 0, 4, "Combine") for element in ELEMENTS.values()]
-"""The kernels that put splits of the keys together, one an element type, as variants without tiles."""
+HELPERS: list[Variant] = [
+    *((element, 0, 0, 0, 4, "Combine") for element in ELEMENTS.values()),
+    *((element, 0, 0, 0, 4, "Append") for element in ("Half", "Float")),
+]
+"""The kernels that put splits of the keys together, and those that append to a cache, as variants without tiles."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,10 +76,10 @@ def read_usage(text: str) -> list[Resources]:
         if match := ARCHITECTURE.match(line.strip()):
             architecture = match[1]
         if match := FUNCTION.search(line):
-            kernel, combine = KERNEL.search(match[1]), COMBINE.search(match[1])
+            kernel, helper = KERNEL.search(match[1]), HELPER.search(match[1])
             variant = variant_of(kernel) if kernel else None
-            if combine:
-                variant = next(v for v in COMBINES if v[0] == ELEMENTS[combine[1]])
+            if helper:
+                variant = (ELEMENTS[helper[2]], 0, 0, 0, 4, helper[1])
         if (match := USAGE.search(line)) and variant:
             found.append(Resources(variant, architecture, *(int(n) for n in match.groups())))
             variant = None
@@ -139,7 +142,7 @@ def main() -> int:
         return 5
     listing = subprocess.run([cuobjdump, "-res-usage", str(library)], capture_output=True, text=True, check=True)
     found = read_usage(listing.stdout)
-    faults = find_faults(found, read_variants(VARIANTS.read_text()) + COMBINES)
+    faults = find_faults(found, read_variants(VARIANTS.read_text()) + HELPERS)
     print(table(found))
     for fault in faults:
         print(fault, file=sys.stderr)

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kernel_resources import (
-    COMBINES,
+    HELPERS,
     KERNEL,
     VARIANTS,
     Resources,
@@ -218,7 +218,7 @@ def gate_faults(loops: list[HotLoop], resources: list[Resources], library_bytes:
             faults.append(f"{name(r.variant)} takes more shared memory than a block may have on {r.architecture}")
     there = {loop.variant for loop in loops if loop.architecture == MODELLED}
     faults += [f"{name(r.variant)} has no hot loop" for r in resources
-               if r.architecture == MODELLED and r.variant not in there and r.variant not in COMBINES]  # fmt: skip
+               if r.architecture == MODELLED and r.variant not in there and r.variant not in HELPERS]  # fmt: skip
     for loop in loops:
         if loop.architecture == MODELLED:
             faults += loop_faults(loop)
@@ -249,9 +249,9 @@ its shared memory, the library under 25 MB. No number here is a measured speed.
 ## Hot loops on sm_80
 
 Instructions a warp and a tile of keys, in the loop that runs most: in Plain kernels the tiles without a mask (all but
-one or two a row of tiles, causal or not), in the others all tiles; in fp32 kernels, which loop inside a tile, one step
-of that. *Ratio*: clocks of the tensor cores over those of
-the busiest other unit; above 1 the tensor cores set the pace. The gates are 1.9 for head dim 128 and 1.5 for 64.
+one or two a row of tiles, causal or not), in Paged ones the same of a paged cache, in the others all tiles; in fp32
+kernels, which loop inside a tile, one step of that. *Ratio*: clocks of the tensor cores over those of the busiest other
+unit; above 1 the tensor cores set the pace. The gates are 1.9 for head dim 128 and 1.5 for 64.
 
 | kernel | queries x keys | warps | shared | instructions | HMMA | LDSM | MUFU | FFMA | ratio |
 |---|---|---|---|---|---|---|---|---|---|
@@ -260,7 +260,8 @@ TARGETS_HEAD = """
 ## Registers and occupancy
 
 Registers a thread / blocks that a multiprocessor runs at a time, by registers, shared memory and threads. *Combine*
-puts together what the splits of a row found; it runs only where few queries meet many keys.
+puts together what the splits of a row found; it runs only where few queries meet many keys. *Append* writes new keys
+and values into a cache.
 
 """
 
@@ -280,7 +281,7 @@ def page(loops: list[HotLoop], resources: list[Resources], variants: list[Varian
     text += (
         TARGETS_HEAD + "| kernel | " + " | ".join(architectures) + " |\n" + "|---" * (len(architectures) + 1) + "|\n"
     )
-    for v in variants + COMBINES:
+    for v in variants + HELPERS:
         cells = [by_place[v, a] for a in architectures]
         text += f"| {name(v)} | " + " | ".join(f"{r.registers} / {blocks_at_a_time(r)}" for r in cells) + " |\n"
     return text
@@ -302,7 +303,7 @@ def main() -> int:
     )
     resources = read_usage(usage.stdout)
     loops = read_hot_loops(library, [MODELLED])
-    faults = find_faults(resources, variants + COMBINES)
+    faults = find_faults(resources, variants + HELPERS)
     faults = faults or gate_faults(loops, resources, library.stat().st_size)
     for fault in faults:
         print(fault, file=sys.stderr)

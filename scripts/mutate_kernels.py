@@ -19,7 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from plugin.kernels.faults import FAULTS, Bench
+from plugin.kernels.fault_bench import Bench
+from plugin.kernels.faults import FAULTS
 
 
 def main() -> int:

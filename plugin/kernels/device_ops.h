@@ -16,7 +16,7 @@
 //                                    both 16-byte aligned. Seen after copyAsyncWait<n>() (all but the newest
 //                                    n commits
 //   copyAsyncCommit()                of this thread have landed) and, by other threads, after a barrier
-//   behind that loadShared64/128 storeShared32/64/128, storeGlobal128 loadGlobal(p)                    float
+//   behind that loadShared64/128 storeShared32/64/128, loadGlobal128 storeGlobal128 loadGlobal(p)     float
 //   or int32 loadBits(p) storeBits(p, bits)   one element of any type as its bits; loadFloat(p): as a float
 //   packPair<T>(lo, hi)              two floats rounded to two 16-bit elements
 //   exp2Approx log2Approx            the fast units: 2 ulp; 2^-22 absolute near 1. Subnormals are zero

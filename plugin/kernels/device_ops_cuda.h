@@ -98,6 +98,10 @@ FLASH_DEVICE void storeShared128(uint32_t address, Words4 v) {
                : "memory");
 }
 
+FLASH_DEVICE Words4 loadGlobal128(void const* p) {
+  uint4 const v = __ldg(static_cast<uint4 const*>(p));
+  return {{v.x, v.y, v.z, v.w}};
+}
 FLASH_DEVICE void storeGlobal128(void* p, Words4 v) {
   *static_cast<uint4*>(p) = make_uint4(v.w[0], v.w[1], v.w[2], v.w[3]);
 }
@@ -112,6 +116,7 @@ FLASH_DEVICE float loadFloat(float const* p) { return __ldg(p); }
 FLASH_DEVICE float loadFloat(Half const* p) { return __half2float(__ldg(p)); }
 FLASH_DEVICE float loadFloat(BFloat const* p) { return __bfloat162float(__ldg(p)); }
 FLASH_DEVICE void storeBits(float* p, uint32_t bits) { *p = __uint_as_float(bits); }
+FLASH_DEVICE void storeBits(int32_t* p, uint32_t bits) { *p = int32_t(bits); }
 FLASH_DEVICE void storeBits(Half* p, uint32_t bits) {
   *reinterpret_cast<unsigned short*>(p) = static_cast<unsigned short>(bits);
 }

@@ -11,6 +11,8 @@
 
 #include "forward_params.h"
 #include "launch.h"
+#include "reasons.h"
+#include "tensors.h"
 
 namespace flash_export::kernels {
 
@@ -37,35 +39,6 @@ std::string number(double x) {
   char text[32];
   std::snprintf(text, sizeof text, "%g", x);
   return text;
-}
-
-// Takes sentences; each names what it got and what it needs. A sentence is made only where it is needed, as
-// every launch asks.
-class Reasons {
- public:
-  template <class MakeSentence>
-  void unless(bool good, MakeSentence sentence) {
-    if (!good) mSentences.push_back(sentence());
-  }
-  void inRange(char const* name, int64_t value, int64_t low, int64_t high) {
-    unless(value >= low && value <= high, [=] {
-      return std::string(name) + " is " + std::to_string(value) + "; the kernels take " +
-             std::to_string(low) + " to " + std::to_string(high) + ".";
-    });
-  }
-  std::vector<std::string> const& sentences() const { return mSentences; }
-
- private:
-  std::vector<std::string> mSentences;
-};
-
-bool goodPageSize(int page_size) {
-  return page_size >= kSmallestPage && page_size <= kLargestPage && (page_size & (page_size - 1)) == 0;
-}
-
-std::string pageSizeSentence(int page_size) {
-  return "page_size is " + std::to_string(page_size) + "; the kernels take powers of 2 from " +
-         std::to_string(kSmallestPage) + " to " + std::to_string(kLargestPage) + ".";
 }
 
 std::vector<std::string> whyUnsupported(FlashAttentionArgs const& a) {
@@ -102,7 +75,7 @@ std::vector<std::string> whyUnsupported(FlashAttentionArgs const& a) {
   if (a.cu_seqlens_q != nullptr) why.inRange("total_q", a.total_q, 0, INT32_MAX);
   if (a.cu_seqlens_kv != nullptr) why.inRange("total_kv", a.total_kv, 0, INT32_MAX);
   if (a.page_table != nullptr) {
-    why.unless(goodPageSize(a.page_size), [&] { return pageSizeSentence(a.page_size); });
+    why.pages(a.page_size);
     why.inRange("page_count", a.page_count, a.seqlen_kv > 0, INT32_MAX);
     for (FlashTensor const* t : {&a.key, &a.value}) {
       char const* const which = t == &a.key ? "of key" : "of value";
@@ -123,11 +96,6 @@ std::vector<std::string> whyUnsupported(FlashAttentionArgs const& a) {
   return why.sentences();
 }
 
-// How far the strides of a tensor reach: the axes' sizes.
-struct Extent {
-  int64_t batches, heads, rows;
-};
-
 Extent extentOfQueries(FlashAttentionArgs const& a) {
   if (a.cu_seqlens_q != nullptr) return {1, a.q_num_heads, a.total_q};
   return {a.batch, a.q_num_heads, a.seqlen_q};
@@ -137,26 +105,6 @@ Extent extentOfKeys(FlashAttentionArgs const& a) {
   if (a.page_table != nullptr) return {a.page_count, a.kv_num_heads, a.page_size};
   if (a.cu_seqlens_kv != nullptr) return {1, a.kv_num_heads, a.total_kv};
   return {a.batch, a.kv_num_heads, a.seqlen_kv};
-}
-
-// Whether every row of a tensor starts and ends on 16 bytes. The stride of an axis of one step is never used.
-bool copiesVectors(FlashTensor const& t, int32_t dtype, Extent extent, int64_t head_dim) {
-  int64_t const chunk = kChunkBytes / (dtype == kFlashFloat32 ? 4 : 2);
-  return reinterpret_cast<uintptr_t>(t.data) % kChunkBytes == 0 && head_dim % chunk == 0 &&
-         (extent.batches <= 1 || t.batch_stride % chunk == 0) &&
-         (extent.heads <= 1 || t.head_stride % chunk == 0) && (extent.rows <= 1 || t.row_stride % chunk == 0);
-}
-
-int bitsOfPage(int page_size) {
-  int bits = 0;
-  while ((1 << bits) < page_size) ++bits;
-  return bits;
-}
-
-// The step to the next batch is never taken in packed sequences: all are one tensor.
-FlashTensor withBatches(FlashTensor t, bool packed) {
-  if (packed) t.batch_stride = 0;
-  return t;
 }
 
 ForwardParams resolve(FlashAttentionArgs const& a) {
@@ -260,11 +208,7 @@ int32_t launchPlanned(FlashAttentionArgs const& a, Plan const& plan, void* works
 using namespace flash_export::kernels;
 
 int32_t flashAttentionWhyUnsupported(FlashAttentionArgs const* args, char* text, size_t text_size) {
-  std::vector<std::string> const reasons = whyUnsupported(*args);
-  std::string all;
-  for (std::string const& reason : reasons) all += (all.empty() ? "" : "\n") + reason;
-  if (text != nullptr && text_size > 0) std::snprintf(text, text_size, "%s", all.c_str());
-  return int32_t(reasons.size());
+  return joinReasons(whyUnsupported(*args), text, text_size);
 }
 
 // Of every split that planFor may choose for this problem or a smaller one: as many splits as there are

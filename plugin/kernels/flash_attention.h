@@ -95,6 +95,36 @@ size_t flashAttentionWorkspace(FlashAttentionArgs const* args);
 // (emulation/launch_emulated.h).
 int32_t flashAttentionLaunch(FlashAttentionArgs const* args, void* workspace, void* stream);
 
+// New keys and values that go into a cache behind those that it holds: row i of batch b becomes key
+// kv_lengths[b] + i.
+typedef struct FlashAppendArgs FlashAppendArgs;
+struct FlashAppendArgs {
+  int32_t dtype;  // FlashDtype of all four tensors
+  int32_t batch, kv_num_heads, head_dim, v_head_dim;
+  int32_t page_size, page_count;       // of a paged cache, as in FlashAttentionArgs
+  int32_t reserved;                    // 0
+  int64_t seqlen_new;                  // rows of key and value; of packed ones the most that a batch has
+  int64_t capacity;                    // keys that the cache has room for, a batch
+  FlashTensor key, value;              // new
+  FlashTensor key_cache, value_cache;  // written; batch_stride: from page to page of a paged cache
+  int32_t const* kv_lengths;           // [B] or [1], keys in the cache before; clamped to 0 ... capacity
+  int64_t kv_lengths_stride;           // 1 or 0
+  int32_t* lengths_after;         // [B], what kv_lengths is then, capacity at most; null: not wanted. Other
+                                  // memory than kv_lengths, which blocks read in any order
+  int32_t const* cu_seqlens_new;  // [B + 1], packed new rows; null: not packed
+  int64_t total_new;              // rows of packed key and value
+  int32_t const* page_table;      // [B, ceil(capacity / page_size)]; null: not paged
+  int64_t page_table_stride;
+};
+
+// As flashAttentionWhyUnsupported.
+int32_t flashAttentionAppendWhyUnsupported(FlashAppendArgs const* args, char* text, size_t text_size);
+
+// Enqueues the copies; as flashAttentionLaunch. A row that has no room, past the capacity or in a page
+// outside 0 ... page_count - 1, is dropped: nothing outside the cache is touched, whatever the lengths and
+// tables hold.
+int32_t flashAttentionAppend(FlashAppendArgs const* args, void* stream);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif

@@ -82,6 +82,11 @@ inline void storeShared128(uint32_t address, Words4 v, FLASH_SITE) {
 
 void readGlobal(void const* p, size_t bytes, void* target, emulation::Site site);
 void writeGlobal(void* p, size_t bytes, void const* source, emulation::Site site);
+inline Words4 loadGlobal128(void const* p, FLASH_SITE) {
+  Words4 words;
+  readGlobal(p, 16, &words, FLASH_HERE);
+  return words;
+}
 inline void storeGlobal128(void* p, Words4 v, FLASH_SITE) { writeGlobal(p, 16, &v, FLASH_HERE); }
 template <class T>
 T loadGlobal(T const* p, FLASH_SITE) {

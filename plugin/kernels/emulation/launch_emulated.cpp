@@ -86,13 +86,39 @@ void addTensors(kernels::ForwardParams const& p, size_t element_bytes) {
   }
 }
 
-}  // namespace
+void addTensors(kernels::AppendParams const& p, size_t element_bytes) {
+  struct Rows {
+    int64_t batches, count;
+  };
+  auto const add = [&](char const* name, FlashTensor const& t, Rows rows, int columns, bool writable) {
+    addTensor(
+        name, t.data, element_bytes,
+        {{rows.batches, t.batch_stride}, {p.heads, t.head_stride}, {rows.count, t.row_stride}, {columns, 1}},
+        writable);
+  };
+  bool const packed = p.cu_seqlens_new != nullptr, paged = p.page_table != nullptr;
+  Rows const fresh = packed ? Rows{1, p.total_new} : Rows{p.batch, p.seqlen_new};
+  Rows const cached = paged ? Rows{p.page_count, 1 << p.page_bits} : Rows{p.batch, p.capacity};
+  machine().global.clear();
+  add("key", p.key, fresh, p.head_dim, false);
+  add("value", p.value, fresh, p.v_head_dim, false);
+  add("key_cache", p.key_cache, cached, p.head_dim, true);
+  add("value_cache", p.value_cache, cached, p.v_head_dim, true);
+  addTensor("kv_lengths", p.kv_lengths, 4, {{p.batch, p.kv_lengths_stride}}, false);
+  if (p.lengths_after != nullptr) addTensor("lengths_after", p.lengths_after, 4, {{p.batch, 1}}, true);
+  if (packed) addTensor("cu_seqlens_new", p.cu_seqlens_new, 4, {{p.batch + 1, 1}}, false);
+  if (paged) {
+    addTensor("page_table", p.page_table, 4,
+              {{p.batch, p.page_table_stride}, {kernels::ceilDiv(p.capacity, 1 << p.page_bits), 1}}, false);
+  }
+}
 
-int launch(kernels::ForwardParams const& params, size_t element_bytes, int64_t blocks, int threads,
-           int shared_bytes, void (*kernel)(kernels::ForwardParams const&)) {
+template <class Params>
+int launchWith(Params const& params, size_t element_bytes, int64_t blocks, int threads, int shared_bytes,
+               void (*kernel)(Params const&)) {
   struct Context {
-    kernels::ForwardParams const& params;
-    void (*kernel)(kernels::ForwardParams const&);
+    Params const& params;
+    void (*kernel)(Params const&);
   } const context{params, kernel};
   auto const body = [](void const* c) {
     auto const& the_context = *static_cast<Context const*>(c);
@@ -104,6 +130,18 @@ int launch(kernels::ForwardParams const& params, size_t element_bytes, int64_t b
   if (last_error.empty()) return 0;
   last_error += " (FLASH_EMULATION_SEED=" + std::to_string(seed) + " repeats it)";
   return kLaunchFailure;
+}
+
+}  // namespace
+
+int launch(kernels::ForwardParams const& params, size_t element_bytes, int64_t blocks, int threads,
+           int shared_bytes, void (*kernel)(kernels::ForwardParams const&)) {
+  return launchWith(params, element_bytes, blocks, threads, shared_bytes, kernel);
+}
+
+int launch(kernels::AppendParams const& params, size_t element_bytes, int64_t blocks, int threads,
+           int shared_bytes, void (*kernel)(kernels::AppendParams const&)) {
+  return launchWith(params, element_bytes, blocks, threads, shared_bytes, kernel);
 }
 
 }  // namespace flash_export::emulation

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a forward kernel in the emulation, with the tensors of its parameters as the only global memory.
+// Runs a kernel in the emulation, with the tensors of its parameters as the only global memory.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
+#include "../append_params.h"
 #include "../forward_params.h"
 
 extern "C" {
@@ -21,5 +22,7 @@ namespace flash_export::emulation {
 // it.
 int launch(kernels::ForwardParams const& params, size_t element_bytes, int64_t blocks, int threads,
            int shared_bytes, void (*kernel)(kernels::ForwardParams const&));
+int launch(kernels::AppendParams const& params, size_t element_bytes, int64_t blocks, int threads,
+           int shared_bytes, void (*kernel)(kernels::AppendParams const&));
 
 }  // namespace flash_export::emulation

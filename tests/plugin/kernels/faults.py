@@ -1,51 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One-line faults of the kernels, and the bench that says whether the tests catch one.
+"""One-line faults of the kernels that their tests must catch (fault_bench.py).
 
-The emulation and forward_tests are compiled once, with a table of variants cut down to two head dims; the one kernel
-source that a fault sits in is compiled again for each, and forward_tests runs the few cases that it should show in.
 scripts/mutate_kernels.py runs them all, test_seeded_faults.py a sample.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import re
-import shutil
-import subprocess
-from pathlib import Path
-
-REPOSITORY = Path(__file__).parents[3]
-KERNELS = REPOSITORY / "plugin/kernels"
-TESTS = REPOSITORY / "tests/plugin/kernels"
-UNITS = ["forward_fp16_plain", "forward_fp16_paged", "forward_fp16_general", "forward_fp32", "combine"]
-FLAGS = ["-std=c++20", "-O1", "-ffp-contract=off"]
-SMALL_TABLE = re.compile(r"^FLASH_VARIANT\((Half|Float), (32|64),.*\n", re.MULTILINE)
-SEEDS = ("1", "7")
-"""Two schedules a fault: a race that shows only when the right thread comes first is no catch."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """One edit to the kernels.
-
-    Args:
-        name: what is wrong.
-        file: below plugin/kernels.
-        old: text that is there once.
-        new: what stands in its place.
-        caught_as: what the report must say (a regular expression).
-        unit: the kernel source to compile with it.
-        cases: forward_tests runs those whose description holds this.
-    """
-
-    name: str
-    file: str
-    old: str
-    new: str
-    caught_as: str
-    unit: str = "forward_fp16_plain"
-    cases: str = "D 64 Dv 64 heads-first bottom-right"
-
+from plugin.kernels.fault_bench import Fault
+from plugin.kernels.faults_of_caches import FAULTS_OF_CACHES
 
 UNORDERED = "(race|still be reading|in flight|nothing has written)"
 """What a missing barrier is reported as: it depends on who comes first."""
@@ -58,8 +20,6 @@ REFILL = """    if (tile > tiles.begin) {
     }
 """
 
-PAGED = "D 64 Dv 64 heads-first bottom-right page"
-PACKED = "D 64 Dv 64 heads-first bottom-right length 64 length 1 length 3 length 1000 rows"
 SPLIT = "Sq 3 Skv 259 D 64 Dv 64 heads-first bottom-right splits"
 
 FAULTS = [
@@ -343,151 +303,5 @@ FAULTS = [
         unit="forward_fp16_general",
         cases="bias full splits",
     ),
-    Fault(
-        name="page_found_by_its_first_row",
-        file="geometry.h",
-        old="return {key >> page_bits, key & ((1 << page_bits) - 1)};",
-        new="return {(key >> page_bits) + (key % 2), key & ((1 << page_bits) - 1)};",
-        caught_as=r"(max error .* > |is -?nan|outside every tensor)",
-        unit="forward_fp16_paged",
-        cases=PAGED,
-    ),
-    Fault(
-        name="rows_of_a_page_not_counted_from_its_start",
-        file="geometry.h",
-        old="return {key >> page_bits, key & ((1 << page_bits) - 1)};",
-        new="return {key >> page_bits, key};",
-        caught_as=r"(max error .* > |is -?nan|outside every tensor)",
-        unit="forward_fp16_paged",
-        cases=PAGED,
-    ),
-    Fault(
-        name="page_past_the_last_key_followed",
-        file="tile_io.h",
-        old="    auto const* const from = there ? rows.at(row0 + row) + chunk * Shape::kChunkElements : rows.first;\n"
-        "    uint32_t const to",
-        new="    auto const* const from = rows.at(row0 + row) + chunk * Shape::kChunkElements;\n    uint32_t const to",
-        caught_as=r"ld\.global at tile_io\.h:\d+ reads 4 bytes outside every tensor",
-        unit="forward_fp16_paged",
-        cases=PAGED,
-    ),
-    Fault(
-        name="every_batch_reads_the_first_table",
-        file="forward.h",
-        old="p.page_table + int64_t(work.batch) * p.page_table_stride",
-        new="p.page_table",
-        caught_as=r"(max error .* > |is -?nan)",
-        unit="forward_fp16_paged",
-        cases="Hq 6 Hkv 2 Sq 4 Skv 192 D 64 Dv 64 rows-first",
-    ),
-    Fault(
-        name="step_to_a_batch_beside_pages",
-        file="forward.h",
-        old="int const kv_batch = paged(p) ? 0 : w.batch;",
-        new="int const kv_batch = w.batch;",
-        caught_as=r"(max error .* > |is -?nan|outside every tensor)",
-        unit="forward_fp16_paged",
-        cases="Hq 6 Hkv 2 Sq 4 Skv 192 D 64 Dv 64 rows-first",
-    ),
-    Fault(
-        name="rows_of_the_next_sequence_written",
-        file="forward.h",
-        old="w.row_end = smaller(w.row0 + kTileQ, queries.count * p.pack);",
-        new="w.row_end = smaller(w.row0 + kTileQ, p.seqlen_q * p.pack);",
-        caught_as=r"(max error .* > |is -?nan|was written|outside every tensor|lse of row)",
-        cases=PACKED,
-    ),
-    Fault(
-        name="diagonal_of_the_longest_sequence",
-        file="forward.h",
-        old="p.window_right, queries.count, keys.count);",
-        new="p.window_right, p.seqlen_q, keys.count);",
-        caught_as=r"(max error .* > |lse of row)",
-        cases=PACKED,
-    ),
-    Fault(
-        name="lse_of_a_packed_sequence_in_another_ones_place",
-        file="sequences.h",
-        old="return int64_t(head) * p.total_q + first_row + query;",
-        new="return int64_t(head) * p.total_q + query;",
-        caught_as=r"(was written|lse of row)",
-        cases=PACKED,
-    ),
-    Fault(
-        name="combined_rows_past_a_sequence_written",
-        file="combine.h",
-        old="    if (query >= queries.count) return;\n",
-        new="",
-        caught_as=r"(max error .* > |is -?nan|was written|lse of row|outside every tensor)",
-        unit="combine",
-        cases="rows-first rows 1 rows 0 rows 3",
-    ),
+    *FAULTS_OF_CACHES,
 ]
-
-
-def copy_kernels(folder: Path) -> Path:
-    """A copy of the kernels' sources with few variants, to compile quickly."""
-    kernels = folder / "kernels"
-    shutil.copytree(KERNELS, kernels)
-    table = (KERNELS / "variants.inc").read_text()
-    (kernels / "variants.inc").write_text("".join(match[0] for match in SMALL_TABLE.finditer(table)))
-    return kernels
-
-
-def compile_source(source: Path, target: Path, kernels: Path) -> None:
-    """Compiles one C++ file; ``kernels`` is the folder its includes come from."""
-    command = ["g++", *FLAGS, f"-I{kernels}", "-c", str(source), "-o", str(target)]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-
-
-def compile_unit(unit: str, kernels: Path, folder: Path) -> Path:
-    """Compiles one kernel source for the emulation and returns its object file."""
-    wrapper = folder / f"{unit}.cpp"
-    wrapper.write_text(f'#include "{kernels}/{unit}.cu"\n')
-    compile_source(wrapper, folder / f"{unit}.o", kernels)
-    return folder / f"{unit}.o"
-
-
-def run_cases(objects: list[Path], folder: Path, cases: str, seed: str) -> subprocess.CompletedProcess[str]:
-    """Links forward_tests of these objects, once, and runs it."""
-    program = folder / "forward_tests"
-    if not program.exists():
-        subprocess.run(["g++", *map(str, objects), "-o", str(program)], check=True)
-    environment = {"FLASH_EMULATION_SEED": seed}
-    return subprocess.run([program, cases], env=environment, capture_output=True, text=True, timeout=60, check=False)
-
-
-class Bench:
-    """Sound objects in ``folder``; raises CalledProcessError where they do not compile."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        kernels = copy_kernels(folder)
-        self._objects = {unit: compile_unit(unit, kernels, folder) for unit in UNITS}
-        sources = [kernels / "dispatch.cpp", *(kernels / "emulation").glob("*.cpp")]
-        for source in [*sources, *(TESTS / f"{name}.cpp" for name in ("judge", "problem", "test_forward"))]:
-            self._objects[source.stem] = folder / f"{source.stem}.o"
-            compile_source(source, self._objects[source.stem], kernels)
-
-    def why_sound_fails(self, cases: str) -> str:
-        """What the cases report without any fault; empty when they pass."""
-        sound = run_cases(list(self._objects.values()), self._folder, cases, SEEDS[0])
-        return "" if sound.returncode == 0 else f"{cases}: {sound.stdout}"
-
-    def why_missed(self, fault: Fault) -> str:
-        """Empty when the fault is caught with every schedule and reported as it should be."""
-        folder = self._folder / fault.name
-        folder.mkdir()
-        kernels = copy_kernels(folder)
-        source = (kernels / fault.file).read_text()
-        if source.count(fault.old) != 1:
-            return f"{fault.file} holds this {source.count(fault.old)} times: {fault.old}"
-        (kernels / fault.file).write_text(source.replace(fault.old, fault.new))
-        objects = self._objects | {fault.unit: compile_unit(fault.unit, kernels, folder)}
-        for seed in SEEDS:
-            result = run_cases(list(objects.values()), folder, fault.cases, seed)
-            if result.returncode != 1:
-                return f"not caught with schedule {seed}: {result.stdout}{result.stderr}"
-            if not re.search(fault.caught_as, result.stdout):
-                return f"reported as something else with schedule {seed}: {result.stdout}"
-        return ""

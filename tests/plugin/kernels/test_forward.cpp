@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "append_cases.h"
 #include "dispatch.h"
 #include "problem.h"
 
@@ -281,8 +282,7 @@ class Tally {
   explicit Tally(std::string words) : mWords(std::move(words)) {}
 
   template <class Run>
-  void take(Problem const& problem, Run run_problem) {
-    std::string const name = problem.describe();
+  void take(std::string const& name, Run run_problem) {
     if (name.find(mWords) == std::string::npos) return;
     std::string const wrong = run_problem();
     ++(wrong.empty() ? mPassed : mFailed);
@@ -319,11 +319,14 @@ int runAll(std::string const& words) {
       problems.push_back(common);
     }
     for (Problem const& p : problems) {
-      tally.take(p, [&] { return runOn(v, p); });
+      tally.take(p.describe(), [&] { return runOn(v, p); });
     }
   }
   for (Problem const& p : oddProblems()) {
-    tally.take(p, [&] { return run(p); });
+    tally.take(p.describe(), [&] { return run(p); });
+  }
+  for (AppendCase const& c : appendCases()) {
+    tally.take(c.describe(), [&] { return runAppend(c); });
   }
   return tally.end();
 }

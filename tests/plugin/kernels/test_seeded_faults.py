@@ -6,7 +6,8 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from plugin.kernels.faults import FAULTS, KERNELS, Bench, Fault
+from plugin.kernels.fault_bench import KERNELS, Bench, Fault
+from plugin.kernels.faults import FAULTS
 
 pytestmark = pytest.mark.xdist_group("seeded_faults")  # one worker compiles what all share
 SAMPLE = FAULTS[::5]

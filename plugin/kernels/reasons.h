@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Why a problem is refused: sentences, and how they reach a caller in C.
+#pragma once
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "geometry.h"
+
+namespace flash_export::kernels {
+
+// Takes sentences; each names what it got and what it needs. A sentence is made only where it is needed, as
+// every launch asks.
+class Reasons {
+ public:
+  template <class MakeSentence>
+  void unless(bool good, MakeSentence sentence) {
+    if (!good) mSentences.push_back(sentence());
+  }
+  void inRange(char const* name, int64_t value, int64_t low, int64_t high) {
+    unless(value >= low && value <= high, [=] {
+      return std::string(name) + " is " + std::to_string(value) + "; the kernels take " +
+             std::to_string(low) + " to " + std::to_string(high) + ".";
+    });
+  }
+  void pages(int page_size) {
+    bool const power = (page_size & (page_size - 1)) == 0;
+    unless(power && page_size >= kSmallestPage && page_size <= kLargestPage, [=] {
+      return "page_size is " + std::to_string(page_size) + "; the kernels take powers of 2 from " +
+             std::to_string(kSmallestPage) + " to " + std::to_string(kLargestPage) + ".";
+    });
+  }
+  std::vector<std::string> const& sentences() const { return mSentences; }
+
+ private:
+  std::vector<std::string> mSentences;
+};
+
+// One a line into `text`, cut where it is full; returns how many there are.
+inline int32_t joinReasons(std::vector<std::string> const& reasons, char* text, size_t text_size) {
+  std::string all;
+  for (std::string const& reason : reasons) all += (all.empty() ? "" : "\n") + reason;
+  if (text != nullptr && text_size > 0) std::snprintf(text, text_size, "%s", all.c_str());
+  return int32_t(reasons.size());
+}
+
+}  // namespace flash_export::kernels
