@@ -17,12 +17,14 @@ import torch
 from rich.console import Console
 from transformers import ViTConfig, ViTForImageClassification
 
-from flash_trt import tensor_files
+from flash_trt import gpu, tensor_files
 
 LABELS = ("rows", "columns", "checks", "disc")
 SIZE, PATCH = 32, 8
 TARGETS = "sm80,sm86,sm89,sm120"
 TOLERANCE = 1e-4
+ENGINE_TOLERANCE = 1e-2
+"""TensorRT multiplies fp32 matrices in TF32, which keeps 13 bits less."""
 
 talk = Console(stderr=True, highlight=False)
 
@@ -47,8 +49,8 @@ def main() -> int:
     build = ("build", out / "model.onnx", "-o", out / "model.engine", "--shape", shapes)
     run("flash_trt", *build, "--backend", "tensorrt-rtx", "--target", TARGETS)
     run("flash_trt", "compare", out / "model.onnx", out / "model.unfused.onnx", "--shape", shapes)
-    if torch.cuda.is_available():
-        label(out / "model.engine", out, expected, truth)
+    if [device.sm for device in gpu.devices()][:1] in [[target] for target in TARGETS.split(",")]:
+        label(out / "model.engine", out, expected, truth, ENGINE_TOLERANCE)
     return 0
 
 
@@ -86,14 +88,14 @@ def train() -> ViTForImageClassification:
     return model.eval()
 
 
-def label(model: Path, out: Path, expected: np.ndarray, truth: np.ndarray) -> None:
+def label(model: Path, out: Path, expected: np.ndarray, truth: np.ndarray, tolerance: float = TOLERANCE) -> None:
     """Labels the images with ``model`` through flash-trt run; ends the sample where PyTorch says otherwise."""
     run("flash_trt", "run", model, "--inputs", out / "images.npz", "-o", out / "logits.npz")
     logits = tensor_files.read(out / "logits.npz")["logits"]
     error = float(np.abs(logits - expected).max())
     same = (logits.argmax(-1) == expected.argmax(-1)).all()
     right = float((logits.argmax(-1) == truth).mean())
-    if not same or not error <= TOLERANCE * np.abs(expected).max():
+    if not same or not error <= tolerance * np.abs(expected).max():
         sys.exit(f"{model.name} and PyTorch disagree: max error {error:.1e}")
     print(
         f"{model.name}: {right:.0%} of {len(truth)} new images right, every label as in PyTorch, max error {error:.1e}"
