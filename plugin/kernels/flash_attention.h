@@ -12,7 +12,8 @@
 //   (page_table).
 // They combine with everything else, but cu_seqlens_kv not with page_table.
 //
-// Plain C, for use without TensorRT too: example/decode.c, against libflash_attention_kernels.a.
+// Plain C, for use without TensorRT too: example/decode.c and example/paged.c, against
+// libflash_attention_kernels.a.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

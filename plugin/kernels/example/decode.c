@@ -11,22 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "device_memory.h"
 #include "flash_attention.h"
-
-#ifdef FLASH_ON_HOST
-#include <string.h>
-static void* allocate(size_t bytes) { return malloc(bytes); }
-static int copy(void* to, void const* from, size_t bytes) { return memcpy(to, from, bytes) == NULL; }
-#else
-#include <cuda_runtime_api.h>
-static void* allocate(size_t bytes) {
-  void* p = NULL;
-  return cudaMalloc(&p, bytes) == cudaSuccess ? p : NULL;
-}
-static int copy(void* to, void const* from, size_t bytes) {
-  return cudaMemcpy(to, from, bytes, cudaMemcpyDefault) != cudaSuccess;
-}
-#endif
 
 enum { kHeadsQ = 8, kHeadsKv = 2, kHeadDim = 64, kAllocated = 512, kCached = 300 };
 
