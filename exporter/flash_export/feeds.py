@@ -88,9 +88,8 @@ def _bias_feed(value: ir.Value, part: BiasPart, heads: Heads, rows: Axis, column
     raise _unfit(value, part, "its axes are neither full nor 1 along batch, heads, queries and keys")
 
 
-def lengths_of(attention: Attention, heads: Heads, region: Region) -> Feed | None:
+def lengths_of(side: Side | None, heads: Heads, region: Region) -> Feed | None:
     """Lengths as ``[B]`` or ``[1]``."""
-    side = attention.lengths
     if side is None:
         return None
     return _vector(side, [leaves(heads.batch), []], region, "lengths", "one number a batch entry")

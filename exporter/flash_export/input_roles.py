@@ -35,6 +35,10 @@ _COMPARES = {
     "And", "CumSum", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "Or", "ReduceSum", "Xor",
 }  # fmt: skip
 
+_ORDERS = {"Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
+_LONGEST = 64
+"""Lengths are drawn below this: some end inside the sequences that the check draws, some behind short ones."""
+
 _SIZE_OPERANDS = {
     "ConstantOfShape": {0}, "Expand": {1}, "OneHot": {1}, "Pad": {1}, "Range": {0, 1, 2}, "Reshape": {1},
     "Slice": {1, 2, 3, 4}, "Split": {1}, "Tile": {1}, "TopK": {1},
@@ -61,6 +65,7 @@ class Role:
 class _Evidence:
     limits: list[int | None] = dataclasses.field(default_factory=list)
     compared: bool = False
+    length: bool = False
     one_minus: bool = False
     size: bool = False
     cast: bool = False
@@ -92,6 +97,8 @@ def _role(model: ir.Model, value: ir.Value) -> Role:
         if _counts_cached_keys(value):
             # A padded prompt leaves rows of GroupQueryAttention unspecified: only ones compare.
             return Role("size")
+        if evidence.length:
+            return Role("index", _LONGEST)
         if evidence.compared or evidence.one_minus or evidence.cast or "mask" in name:
             return Role("mask")
         return Role("size") if evidence.size else Role("index")
@@ -154,6 +161,8 @@ def _step(
         return
     if operand in _SIZE_OPERANDS.get(op, ()):
         evidence.size = True
+    elif op in _ORDERS and _are_positions(node.inputs[1 - operand]):
+        evidence.length = True
     elif op in _COMPARES or (op == "Where" and operand == 0):
         evidence.compared = True
     elif _is_one_minus(node, operand):
@@ -166,6 +175,16 @@ def _step(
         evidence.cast |= op == "Cast"
         for output in node.outputs:
             yield output, offset
+
+
+def _are_positions(value: ir.Value | None) -> bool:
+    """Whether a value is made of a Range, as the positions are that a length is compared with."""
+    for _ in range(8):
+        node = None if value is None else value.producer()
+        if node is None or node.op_type not in _KEEPS_VALUES:
+            return node is not None and node.op_type == "Range"
+        value = node.inputs[0]
+    return False
 
 
 def _is_one_minus(node: ir.Node, operand: int) -> bool:

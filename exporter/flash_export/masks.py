@@ -21,8 +21,9 @@ import numpy as np
 import onnx_ir as ir
 
 from flash_export.bands import Band
-from flash_export.canonical import Added, Attention, Hidden, Refused, Term
+from flash_export.canonical import Added, Attention, Hidden, Refused, Side, Term
 from flash_export.layout import Axes, leaves
+from flash_export.lengths import lengths_of_literal
 from flash_export.mask_proofs import Prover
 from flash_export.mask_terms import FORGETS, Literal, as_hidden, conjuncts, summands
 from flash_export.region import Region
@@ -38,7 +39,8 @@ SWAMPED = -1e38
 class BiasPart:
     """One tensor that stays: ``factor * added``, or ``fill`` where any of ``literals`` is not at its ``keep``.
 
-    The parts are summed in their order; one that ``overrides`` puts its fill in the place of the sum so far.
+    The parts are summed in their order; one that ``overrides`` puts its fill in the place of the sum so far. An added
+    mask of minus infinity knows the booleans that it was made of as ``hiders``.
     """
 
     axes: Axes
@@ -48,17 +50,18 @@ class BiasPart:
     literals: tuple[Literal, ...] = ()
     fill: float = 0.0
     overrides: bool = False
+    hiders: tuple[Literal, ...] = ()
 
 
 @dataclasses.dataclass(slots=True)
 class MaskPlan:
     """How the terms of one attention are handed to the node: one band as attributes, the rest as one bias.
 
-    ``by_length``: keys beyond a length of each batch entry are hidden as well.
+    ``lengths``: keys beyond a length of each batch entry are hidden as well.
     """
 
     band: Band | None = None
-    by_length: bool = False
+    lengths: Side | None = None
     parts: list[BiasPart] = dataclasses.field(default_factory=list)
 
 
@@ -71,13 +74,32 @@ def plan_masks(attention: Attention, region: Region) -> MaskPlan:
     prover = Prover(attention, region)
     for term in attention.terms:
         _refuse_enlarging(term, region)
-    plan = MaskPlan(attention.band, attention.lengths is not None)
+    plan = MaskPlan(attention.band, attention.lengths)
     terms = [part for term in attention.terms for part in _flattened(term, prover)]
     for index, term in enumerate(terms):
         others = terms[:index] + terms[index + 1 :]
         prover.overridden = any(_overrides(later) for later in terms[index + 1 :])
         _place(term, others, plan, prover)
+    _read_lengths(plan, [leaves(attention.rows), leaves(attention.columns)], region)
     return plan
+
+
+def _read_lengths(plan: MaskPlan, ends: Axes, region: Region) -> None:
+    """Takes one mask that is a length of each batch entry out of the bias; the scores have to end in ``ends``."""
+    from_the_end = plan.band is not None and plan.band.bottom_right and not plan.band.hides_nothing
+    if plan.lengths is not None or from_the_end or any(part.overrides for part in plan.parts):
+        return
+    for part in plan.parts:
+        if [leaves(axis) for axis in part.axes[-2:]] != ends:
+            continue
+        literals = part.hiders or (part.literals if part.fill == -np.inf else ())
+        for literal in literals:
+            plan.lengths = lengths_of_literal(literal, part.axes, region)
+            if plan.lengths is not None:
+                part.literals = tuple(other for other in literals if other is not literal)
+                part.added, part.fill = None, -np.inf
+                plan.parts = [p for p in plan.parts if p.added is not None or p.literals]
+                return
 
 
 def _refuse_enlarging(term: Term, region: Region) -> None:
@@ -128,7 +150,8 @@ def _place(term: Term, others: list[Term], plan: MaskPlan, prover: Prover) -> No
     if not kept:
         return
     if isinstance(term, Added) and len(kept) == len(conjuncts(Literal(hidden.condition, hidden.keep))):
-        plan.parts.append(BiasPart(term.axes, term.node, added=term.value, factor=term.factor))
+        hiders = tuple(kept) if hidden.fill == -np.inf else ()
+        plan.parts.append(BiasPart(term.axes, term.node, added=term.value, factor=term.factor, hiders=hiders))
         return
     fill = hidden.fill
     if isinstance(term, Hidden) and fill > SWAMPS and all(_like(term, other) for other in others):
@@ -158,14 +181,14 @@ def _overrides(term: Term) -> bool:
 
 def _may_hide(band: Band, fill: float, others: list[Term], plan: MaskPlan, prover: Prover) -> bool:
     """Whether hiding exactly may stand for the graph's mask, and whether the node has room for one more band."""
-    if not _joinable(plan.band, band) or (plan.by_length and band.bottom_right):
+    if not _joinable(plan.band, band) or (plan.lengths is not None and band.bottom_right):
         # With lengths the node counts from the last key there is, the mask from the last of the tensor.
         return False
     if fill == -np.inf:
         return not prover.overridden
     if fill > FORGETS:
         return False
-    return not plan.by_length and band.full_rows and all(prover.harmless(term) for term in others)
+    return plan.lengths is None and band.full_rows and all(prover.harmless(term) for term in others)
 
 
 def _joinable(first: Band | None, second: Band) -> bool:

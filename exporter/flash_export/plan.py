@@ -202,7 +202,7 @@ def _candidate(
         return None
     operands = [f for f in feeds if f is not None]
     biases = tuple(bias_of(part, heads, rows, columns, dtype, region) for part in masks.parts)
-    sides = (lengths_of(attention, heads, region), sinks_of(attention, heads, region))
+    sides = (lengths_of(masks.lengths, heads, region), sinks_of(attention, heads, region))
     operator = FLASH_ATTENTION_EX if biases or any(sides) else FLASH_ATTENTION
     cost = sum(f[1] for f in operands)
     factor = operands[0][0].factor * operands[1][0].factor
