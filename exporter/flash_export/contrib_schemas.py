@@ -38,9 +38,9 @@ def register_schemas() -> None:
             parameter("inv_std_var", "U", param_option=option.Optional),
         ],
         attributes=[
-            onnx.defs.OpSchema.Attribute("axis", onnx.defs.OpSchema.AttrType.INT),
-            onnx.defs.OpSchema.Attribute("epsilon", onnx.defs.OpSchema.AttrType.FLOAT),
-            onnx.defs.OpSchema.Attribute("stash_type", onnx.defs.OpSchema.AttrType.INT),
+            onnx.defs.OpSchema.Attribute("axis", onnx.defs.OpSchema.AttrType.INT, required=False),
+            onnx.defs.OpSchema.Attribute("epsilon", onnx.defs.OpSchema.AttrType.FLOAT, required=False),
+            onnx.defs.OpSchema.Attribute("stash_type", onnx.defs.OpSchema.AttrType.INT, required=False),
         ],
         type_constraints=[
             ("T", _FLOATS, "element type of X"),
