@@ -3,8 +3,9 @@
 """Checks and times the built plugin on this machine's GPU, through its TensorRT interface; see gpu_check.sh.
 
 Correct: every row of the operator's contract and a few larger ones, enqueued plainly and replayed from a captured CUDA
-graph, against float64 by the contract's tolerance rule; and a batch past 2^31 elements. Fast: prefill and decoding
-beside PyTorch's SDPA, measured in turns.
+graph, against float64 by the contract's tolerance rule; a batch past 2^31 elements; and through the kernels' own door
+packed sequences and paged caches (gpu_check_caches.py). Fast: prefill and decoding beside PyTorch's SDPA, measured in
+turns, each call on other tensors than the one before.
 Exits 1 if a number is wrong.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import math
 import statistics
@@ -29,6 +31,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+import gpu_check_caches as caches
 from contract import reference, tensors, tolerance
 from contract.cases import CASES, Case
 from plugin.driver import Buffer, Plugin, PluginFailed
@@ -255,29 +258,34 @@ def why_end_wrong(
 def time_shape(device: Device, shape: Shape, rounds: int) -> dict[str, Any]:
     """Median times in ms of the plugin and its rivals, called in turns so that clocks and caches are the same.
 
-    Each turn replays a CUDA graph of several calls: what the host needs to start them is not measured.
+    Each turn replays a CUDA graph of several calls: what the host needs to start them is not measured. Each call has
+    tensors of its own, so none finds the last one's in the cache.
     """
     dims = (shape.batch, shape.heads, shape.seqlen_q, shape.head_dim)
     kv_dims = (shape.batch, shape.heads_kv, shape.seqlen_kv, shape.head_dim)
-    query = device.normal(dims, shape.dtype, 1)
-    key, value = (device.normal(kv_dims, shape.dtype, seed) for seed in (2, 3))
-    output = device.filled(dims, shape.dtype)
-    calls: dict[str, Callable[[], Any]] = {"plugin": device.call(shape.case(), [query, key, value], [output])}
+    inputs = [
+        [device.normal(d, shape.dtype, 3 * i + j) for j, d in enumerate((dims, kv_dims, kv_dims))]
+        for i in range(CALLS_A_TURN)
+    ]
+    outputs = [device.filled(dims, shape.dtype) for _ in inputs]
+    calls: dict[str, list[Callable[[], Any]]] = {
+        "plugin": [device.call(shape.case(), given, [output]) for given, output in zip(inputs, outputs, strict=True)]
+    }
     for name, context in rivals(device):
 
-        def attend(context: Callable[[], AbstractContextManager] = context) -> None:
+        def attend(given: list[torch.Tensor], context: Callable[[], AbstractContextManager] = context) -> None:
             with context():
                 torch.nn.functional.scaled_dot_product_attention(
-                    query, key, value, is_causal=shape.causal, enable_gqa=shape.heads != shape.heads_kv
+                    *given, is_causal=shape.causal, enable_gqa=shape.heads != shape.heads_kv
                 )
 
-        calls[name] = attend
+        calls[name] = [functools.partial(attend, given) for given in inputs]
     turns = {}
-    for name, call in calls.items():
+    for name, some in calls.items():
         try:
-            call()  # loads modules; a capture must not
+            some[0]()  # loads modules; a capture must not
             device.wait()
-            turns[name] = device.captured(lambda call=call: [call() for _ in range(CALLS_A_TURN)])
+            turns[name] = device.captured(lambda some=some: [call() for call in some])
         except RuntimeError as error:
             print(f"{name} does not run {shape}: {str(error).splitlines()[0]}")
     times: dict[str, list[float]] = {name: [] for name in turns}
@@ -287,7 +295,7 @@ def time_shape(device: Device, shape: Shape, rounds: int) -> dict[str, Any]:
             if i >= 2:  # the first ones warm the clocks
                 times[name].append(elapsed)
     medians = {name: statistics.median(values) for name, values in times.items()}
-    wrong = why_end_wrong(shape, query, key, value, output)
+    wrong = why_end_wrong(shape, *inputs[-1], outputs[-1])
     rates = {name: shape.rate(ms) for name, ms in medians.items()}
     return {"shape": str(shape), "ms": medians, "rates": rates, "wrong": wrong}
 
@@ -336,6 +344,9 @@ def main() -> int:
     device = Device(arguments.build.resolve(), gpu=not arguments.without_gpu)
     cases = [*CASES, *LARGE] if device.gpu else [case for case in CASES if case.name in FEW]
     wrong = check_all(device, cases)
+    door = caches.Door(arguments.build.resolve(), gpu=device.gpu)
+    cache_cases = caches.CASES if device.gpu else caches.CASES_ON_HOST
+    wrong |= caches.check_all(door, cache_cases)
     large_enough = device.gpu and torch.cuda.mem_get_info()[0] > FAR_BYTES
     if device.gpu and not large_enough:
         print(f"no {FAR_BYTES / 2**30:.0f} GiB are free here: tensors past 2^31 elements are not tried")
@@ -344,7 +355,13 @@ def main() -> int:
     rows = [time_shape(device, s, 15 if device.gpu else 1) for s in (TIMED if device.gpu else TIMED_ON_HOST)]
     print_times(rows, device)
     if arguments.json:
-        report = {"device": device.name, "torch": torch.__version__, "cases": len(cases), "wrong": wrong, "times": rows}
+        report = {
+            "device": device.name,
+            "torch": torch.__version__,
+            "cases": len(cases) + len(cache_cases),
+            "wrong": wrong,
+            "times": rows,
+        }
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
     failed = bool(wrong) or any(row["wrong"] for row in rows)
     print(f"\n{'WRONG NUMBERS' if failed else 'All right'}, {time.monotonic() - start:.0f} s")

@@ -27,10 +27,10 @@ done
 
 targets=(plugin_driver)
 if [ -n "$without_gpu" ]; then
-  targets+=(flash_attention_plugin_emulated)
+  targets+=(flash_attention_plugin_emulated flash_attention_emulated)
   architecture=80-real
 else
-  targets+=(flash_attention_plugin)
+  targets+=(flash_attention_plugin flash_attention_door flash_attention_decode flash_attention_paged)
   capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d '. ') || {
     echo "gpu_check.sh: no NVIDIA GPU here (nvidia-smi failed); --without-gpu tries what needs none" >&2
     exit 5
@@ -47,4 +47,9 @@ if [ ! -f "$build/CMakeCache.txt" ]; then
     -DFLASH_EXPORT_CUDA_ARCHITECTURES="$architecture"
 fi
 cmake --build "$build" --target "${targets[@]}"
-exec "${PYTHON:-python3}" scripts/gpu_check.py --build "$build" $without_gpu "${json[@]}"
+sanitized=0
+if [ -z "$without_gpu" ]; then
+  scripts/sanitize_examples.sh "$build/plugin/kernels" || sanitized=$?
+fi
+"${PYTHON:-python3}" scripts/gpu_check.py --build "$build" $without_gpu "${json[@]}"
+exit $sanitized

@@ -34,11 +34,10 @@ VARIANT = re.compile(r"^FLASH_VARIANT\((\w+), (\d+), (\d+), (\d+), (\d+), (\w+)\
 
 Variant = tuple[str, int, int, int, int, str]
 """A line of variants.inc: element, head_dim, tile_q, tile_kv, warps, features."""
-HELPERS: list[Variant] = [
-    *((element, 0, 0, 0, 4, "Combine") for element in ELEMENTS.values()),
-    *((element, 0, 0, 0, 4, "Append") for element in ("Half", "Float")),
-]
-"""The kernels that put splits of the keys together, and those that append to a cache, as variants without tiles."""
+COMBINES: list[Variant] = [(element, 0, 0, 0, 4, "Combine") for element in ELEMENTS.values()]
+"""The kernels that put splits of the keys together, one an element type, as variants without tiles."""
+APPENDS: list[Variant] = [(element, 0, 0, 0, 4, "Append") for element in ("Half", "Float")]
+"""The kernels that append to a cache; the plugin, whose nodes have no such cache, goes without."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -142,7 +141,7 @@ def main() -> int:
         return 5
     listing = subprocess.run([cuobjdump, "-res-usage", str(library)], capture_output=True, text=True, check=True)
     found = read_usage(listing.stdout)
-    faults = find_faults(found, read_variants(VARIANTS.read_text()) + HELPERS)
+    faults = find_faults(found, read_variants(VARIANTS.read_text()) + COMBINES)
     print(table(found))
     for fault in faults:
         print(fault, file=sys.stderr)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the compiled kernels' machine code: writes docs/kernels.md and holds the gates that need no GPU.
 
-    python scripts/kernel_table.py build/native/lib/libflash_attention_plugin.so [--write docs/kernels.md]
+    python scripts/kernel_table.py build/native/lib/libflash_attention_door.so [--write docs/kernels.md]
 
 A hot loop is the shortest innermost loop that holds a kernel's multiplications: in Plain kernels the loop over the key
 tiles that no mask touches, in the others the only one. Its tensor-bound ratio is what the tensor cores of an A100 need
@@ -26,7 +26,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kernel_resources import (
-    HELPERS,
+    APPENDS,
+    COMBINES,
     KERNEL,
     VARIANTS,
     Resources,
@@ -217,8 +218,9 @@ def gate_faults(loops: list[HotLoop], resources: list[Resources], library_bytes:
         if shared_bytes(r.variant) > MULTIPROCESSORS[r.architecture].block_shared_bytes:
             faults.append(f"{name(r.variant)} takes more shared memory than a block may have on {r.architecture}")
     there = {loop.variant for loop in loops if loop.architecture == MODELLED}
+    there |= {*COMBINES, *APPENDS}
     faults += [f"{name(r.variant)} has no hot loop" for r in resources
-               if r.architecture == MODELLED and r.variant not in there and r.variant not in HELPERS]  # fmt: skip
+               if r.architecture == MODELLED and r.variant not in there]  # fmt: skip
     for loop in loops:
         if loop.architecture == MODELLED:
             faults += loop_faults(loop)
@@ -281,7 +283,7 @@ def page(loops: list[HotLoop], resources: list[Resources], variants: list[Varian
     text += (
         TARGETS_HEAD + "| kernel | " + " | ".join(architectures) + " |\n" + "|---" * (len(architectures) + 1) + "|\n"
     )
-    for v in variants + HELPERS:
+    for v in variants + COMBINES + [a for a in APPENDS if (a, MODELLED) in by_place]:
         cells = [by_place[v, a] for a in architectures]
         text += f"| {name(v)} | " + " | ".join(f"{r.registers} / {blocks_at_a_time(r)}" for r in cells) + " |\n"
     return text
@@ -303,7 +305,7 @@ def main() -> int:
     )
     resources = read_usage(usage.stdout)
     loops = read_hot_loops(library, [MODELLED])
-    faults = find_faults(resources, variants + HELPERS)
+    faults = find_faults(resources, variants + COMBINES)
     faults = faults or gate_faults(loops, resources, library.stat().st_size)
     for fault in faults:
         print(fault, file=sys.stderr)

@@ -6,11 +6,10 @@
 // Every tensor is described by a pointer and 64-bit strides in elements; the last axis (D) is contiguous. So
 // one kernel serves [B, S, H*D], [B, H, S, D] and a packed [B, S, (Hq + 2*Hkv)*D].
 //
-// Two forms go beyond the operator's nodes:
-//   packed sequences  of different lengths lie one behind the other along the rows (cu_seqlens_q,
-//   cu_seqlens_kv); a paged cache     keys and values lie in pages anywhere in a pool, found by a table
-//   (page_table).
-// They combine with everything else, but cu_seqlens_kv not with page_table.
+// Two forms go beyond the operator's nodes. Packed sequences of different lengths lie one behind the other
+// along the rows (cu_seqlens_q, cu_seqlens_kv). In a paged cache keys and values lie in pages anywhere in a
+// pool, found by a table (page_table). They combine with everything else, but cu_seqlens_kv not with
+// page_table.
 //
 // Plain C, for use without TensorRT too: example/decode.c and example/paged.c, against
 // libflash_attention_kernels.a.

@@ -73,6 +73,34 @@ class FlashAttentionArgs(ctypes.Structure):
     )
 
 
+class FlashAppendArgs(ctypes.Structure):
+    """``struct FlashAppendArgs``, field for field."""
+
+    _fields_ = (
+        ("dtype", ctypes.c_int32),
+        ("batch", ctypes.c_int32),
+        ("kv_num_heads", ctypes.c_int32),
+        ("head_dim", ctypes.c_int32),
+        ("v_head_dim", ctypes.c_int32),
+        ("page_size", ctypes.c_int32),
+        ("page_count", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("seqlen_new", ctypes.c_int64),
+        ("capacity", ctypes.c_int64),
+        ("key", FlashTensor),
+        ("value", FlashTensor),
+        ("key_cache", FlashTensor),
+        ("value_cache", FlashTensor),
+        ("kv_lengths", ctypes.c_void_p),
+        ("kv_lengths_stride", ctypes.c_int64),
+        ("lengths_after", ctypes.c_void_p),
+        ("cu_seqlens_new", ctypes.c_void_p),
+        ("total_new", ctypes.c_int64),
+        ("page_table", ctypes.c_void_p),
+        ("page_table_stride", ctypes.c_int64),
+    )
+
+
 @functools.cache
 def load() -> ctypes.CDLL:
     """The emulated kernels of the native build tree.

@@ -98,7 +98,7 @@ def test_the_drawn_masks_are_the_references(page: str) -> None:
 
 def test_the_ctypes_struct_mirrors_the_kernels_header(repo_root: Path) -> None:
     text = (repo_root / "plugin" / "kernels" / "flash_attention.h").read_text()
-    for struct in (emulated_library.FlashTensor, emulated_library.FlashAttentionArgs):
+    for struct in (emulated_library.FlashTensor, emulated_library.FlashAttentionArgs, emulated_library.FlashAppendArgs):
         body = re.search(rf"struct {struct.__name__} {{(.*?)\n}};", text, flags=re.S)
         assert body
         code = re.sub(r"//[^\n]*", "", body[1])

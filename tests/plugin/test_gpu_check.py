@@ -33,7 +33,8 @@ def test_it_runs_without_a_gpu(repo_root: Path, native_build: Path, tmp_path: Pa
     assert done.returncode == 0, done.stdout + done.stderr
     assert "All right" in done.stdout
     found = json.loads(report.read_text())
-    assert found["cases"] >= 7
+    assert found["cases"] >= 10
+    assert "3 cases of packed sequences and paged caches right, 0 wrong" in done.stdout
     assert found["wrong"] == {}
     assert [set(row["ms"]) for row in found["times"]] == [{"plugin", "PyTorch"}] * 2
     assert "TFLOP/s" in found["times"][0]["rates"]["plugin"]
@@ -78,6 +79,47 @@ def test_wrong_numbers_are_noticed(
     assert row["wrong"] != []
     gpu_check.print_times([row], device)
     assert "WRONG: max error" in capsys.readouterr().out
+
+
+def test_wrong_numbers_of_packed_sequences_and_caches_are_noticed(
+    repo_root: Path, native_build: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(repo_root / "scripts"))
+    import gpu_check_caches as caches
+
+    class Faulty(caches.Door):
+        def attend(self, arguments):  # type: ignore[no-untyped-def]
+            if arguments.page_table:
+                arguments.page_table += 4  # every page one too far
+            else:
+                arguments.scale *= 1.05
+            super().attend(arguments)
+
+    packed, paged, _ = caches.CASES_ON_HOST
+    wrong = caches.check_all(Faulty(native_build, gpu=False), [packed, paged])
+    assert "sequence 0: max error" in wrong["packed_fp16"][0]
+    assert wrong["paged_decode_bf16"][-1] == "the paged cache gives other bits than packed keys"
+    assert "WRONG packed_fp16" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("finds", "returncode"), [(0, 0), (9, 1)])
+def test_what_a_sanitizer_finds_in_an_example_is_the_exit_code(
+    repo_root: Path, tmp_path: Path, finds: int, returncode: int
+) -> None:
+    fake = tmp_path / "compute-sanitizer"
+    fake.write_text(f'#!/bin/sh\necho "$@"\n[ "$2" = memcheck ] || exit {finds}\n')
+    fake.chmod(0o755)
+    done = subprocess.run(
+        [repo_root / "scripts" / "sanitize_examples.sh", tmp_path],
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == returncode, done.stdout + done.stderr
+    assert "memcheck finds nothing in flash_attention_paged" in done.stdout
+    assert ("WRONG: racecheck on flash_attention_decode" in done.stdout) == bool(finds)
 
 
 def test_a_batch_that_differs_from_itself_alone_is_noticed(

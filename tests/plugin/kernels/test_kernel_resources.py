@@ -75,10 +75,13 @@ def test_it_reads_the_table_of_variants(script: ModuleType) -> None:
     assert len(variants) == script.VARIANTS.read_text().count("\nFLASH_VARIANT(")
 
 
-def test_no_kernel_spills_on_any_architecture(script: ModuleType, repo_root: Path, native_build: Path) -> None:
+@pytest.mark.parametrize("library_name", ["libflash_attention_plugin.so", "libflash_attention_door.so"])
+def test_no_kernel_spills_on_any_architecture(
+    script: ModuleType, repo_root: Path, native_build: Path, library_name: str
+) -> None:
     if script.find_tool("cuobjdump") is None:
         pytest.skip("cuobjdump is not here; pip install nvidia-cuda-cuobjdump")
-    library = native_build / "lib" / "libflash_attention_plugin.so"
+    library = native_build / "lib" / library_name
     done = subprocess.run(
         [sys.executable, str(repo_root / "scripts" / "kernel_resources.py"), str(library)],
         capture_output=True,
@@ -88,3 +91,4 @@ def test_no_kernel_spills_on_any_architecture(script: ModuleType, repo_root: Pat
     assert done.returncode == 0, done.stdout + done.stderr
     for architecture in ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120"):
         assert architecture in done.stdout.splitlines()[0]
+    assert ("HalfAppend" in done.stdout) == ("door" in library_name)
