@@ -6,15 +6,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <new>
-#include <string>
 #include <thread>
 #include <vector>
 
 #include "kernels/geometry.h"
+#include "kernels/reasons.h"
 
 namespace flash_export::cpu {
 namespace {
@@ -218,21 +217,11 @@ void attention(FlashAttentionArgs const& args, Parallel const& parallel, Kernels
 
 extern "C" int32_t flashAttentionWhyUnsupported(FlashAttentionArgs const* args, char* text,
                                                 size_t text_size) {
-  struct Limit {
-    char const* name;
-    int64_t value, low, high;
-  };
-  int64_t const longest = flash_export::kernels::kMaxSeqlen;
-  std::string reasons;
-  int32_t count = 0;
-  for (Limit const& limit :
-       {Limit{"head_dim", args->head_dim, 1, 65535}, Limit{"v_head_dim", args->v_head_dim, 1, 65535},
-        Limit{"seqlen_q", args->seqlen_q, 0, longest}, Limit{"seqlen_kv", args->seqlen_kv, 0, longest}}) {
-    if (limit.value >= limit.low && limit.value <= limit.high) continue;
-    reasons += (count++ == 0 ? "" : "\n") + std::string{limit.name} + " is " + std::to_string(limit.value) +
-               "; the CPU's kernels take " + std::to_string(limit.low) + " to " + std::to_string(limit.high) +
-               ".";
-  }
-  if (text_size > 0) std::snprintf(text, text_size, "%s", reasons.c_str());
-  return count;
+  namespace kernels = flash_export::kernels;
+  kernels::Reasons why;
+  why.inRange("head_dim", args->head_dim, 1, 65535);
+  why.inRange("v_head_dim", args->v_head_dim, 1, 65535);
+  why.inRange("seqlen_q", args->seqlen_q, 0, kernels::kMaxSeqlen);
+  why.inRange("seqlen_kv", args->seqlen_kv, 0, kernels::kMaxSeqlen);
+  return kernels::joinReasons(why.sentences(), text, text_size);
 }
