@@ -121,6 +121,7 @@ std::string launch(FlashAttentionArgs const& args, int splits);
 // Runs the problem in the emulation and judges it; "" when all is well.
 std::string run(Problem const& problem);
 
+int bytesOf(FlashDtype dtype);
 double rounded(FlashDtype dtype, double x);  // to the nearest number of the dtype
 
 }  // namespace kernel_tests
