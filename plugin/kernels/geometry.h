@@ -91,7 +91,8 @@ struct Span {
 // and `longest` rows at most.
 FLASH_HOST_DEVICE constexpr Span spanOf(int first, int end, int total, int longest) {
   int const from = smaller(larger(first, 0), total);
-  return {from, smaller(larger(smaller(end, total) - from, 0), longest)};
+  int const to = smaller(larger(end, 0), total);  // before the difference, which need not fit 32 bits else
+  return {from, smaller(larger(to - from, 0), longest)};
 }
 
 // Keys in pages of 2^page_bits: where key `key` is.
