@@ -13,6 +13,7 @@ import collections
 import contextlib
 import dataclasses
 import importlib.util
+import itertools
 import json
 import logging
 import os
@@ -25,7 +26,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -99,11 +100,16 @@ class Encoder:
 
 @serve.deployment(max_ongoing_requests=4, health_check_period_s=1, ray_actor_options={"num_cpus": 1})
 class Replica(Encoder):
-    """One encoder in a process of its own."""
+    """One encoder in a process of its own. While it has a request, a file PID-... lies in ``at_work``."""
+
+    def __init__(self, fused: str, folder: str, at_work: str) -> None:
+        super().__init__(fused, folder)
+        self._at_work = at_work
 
     def __call__(self, texts: list[str]) -> tuple[list[list[float]], int]:
         """Embeddings, and the process that computed them."""
-        return self.encode(texts).tolist(), os.getpid()
+        with tempfile.NamedTemporaryFile(prefix=f"{os.getpid()}-", dir=self._at_work):
+            return self.encode(texts).tolist(), os.getpid()
 
 
 @serve.deployment(max_ongoing_requests=64, ray_actor_options={"num_cpus": 0})
@@ -155,13 +161,13 @@ def texts_of(body: bytes) -> list[str]:
 
 
 @contextlib.contextmanager
-def served(fused: Path, folder: Path, replicas: int) -> Iterator[str]:
-    """The URL of the running application; at the end every process of it has ended."""
+def served(fused: Path, folder: Path, replicas: int) -> Iterator[tuple[str, Path]]:
+    """The URL of the running application and its ``at_work``; at the end every process of it has ended."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # Sockets lie in Ray's folder, and their paths must be short.
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as temporary:
+    # Sockets lie in Ray's folder, and their paths must be short: a long TMPDIR is refused by Ray.
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as temporary:
         ray.init(
             address="local",
             num_cpus=replicas,
@@ -174,9 +180,11 @@ def served(fused: Path, folder: Path, replicas: int) -> Iterator[str]:
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         try:
             serve.start(http_options={"host": "127.0.0.1", "port": port})
-            deployment = Replica.options(num_replicas=replicas).bind(str(fused.resolve()), str(folder))
+            at_work = Path(temporary) / "at_work"
+            at_work.mkdir()
+            deployment = Replica.options(num_replicas=replicas).bind(str(fused.resolve()), str(folder), str(at_work))
             serve.run(Gate.bind(deployment), route_prefix="/encode")
-            yield f"http://127.0.0.1:{port}/encode"
+            yield f"http://127.0.0.1:{port}/encode", at_work
         finally:
             serve.shutdown()
             ray.shutdown()
@@ -247,7 +255,22 @@ def ask(url: str, number: int) -> Answer:
     return Answer(number, embeddings, found["replica"], found["attempts"], time.monotonic() - start)
 
 
-def load_and_kill(url: str, replicas: int) -> tuple[Load, int]:
+def kill_at_work(replicas: Iterable[int], at_work: Path, deadline: float) -> int:
+    """Kills the first of ``replicas`` that has a request, and returns it. It is stopped before that is looked at."""
+    for replica in itertools.cycle(replicas):
+        os.kill(replica, signal.SIGSTOP)
+        time.sleep(0.01)
+        if list(at_work.glob(f"{replica}-*")):
+            os.kill(replica, signal.SIGKILL)
+            return replica
+        os.kill(replica, signal.SIGCONT)
+        time.sleep(0.02)
+        if time.monotonic() > deadline:
+            break
+    sys.exit("no replica has a request, though clients ask")
+
+
+def load_and_kill(url: str, at_work: Path, replicas: int) -> tuple[Load, int]:
     """Puts the load on, kills one replica under it, and goes on until its successor answers. Returns (load, killed)."""
     load, deadline = Load(url), time.monotonic() + LOAD_LIMIT_S
     load.start()
@@ -258,8 +281,7 @@ def load_and_kill(url: str, replicas: int) -> tuple[Load, int]:
         if not all_answer:
             sys.exit(f"{len(load.replicas())} of {replicas} replicas answer; lost: {load.lost[:1]}")
         before = len(load.answers)
-        killed = load.answers[-1].replica
-        os.kill(killed, signal.SIGKILL)
+        killed = kill_at_work(list(load.replicas()), at_work, deadline)
         talk.print(f"killed replica {killed} after {before} answers")
         load.wait_for(lambda: len(load.replicas()) > replicas and len(load.answers) >= before + ANSWERS_AFTER, deadline)
     finally:
@@ -282,9 +304,9 @@ def main() -> int:
     subprocess.run(command, check=True)
     encoder = Encoder(str(fused), str(folder))
     expected = [encoder.encode(texts) for texts in TEXTS]
-    with served(fused, folder, arguments.replicas) as url:
+    with served(fused, folder, arguments.replicas) as (url, at_work):
         talk.print(f"{arguments.replicas} replicas serve {url}")
-        load, killed = load_and_kill(url, arguments.replicas)
+        load, killed = load_and_kill(url, at_work, arguments.replicas)
     return report(load, killed, expected, arguments.replicas)
 
 
@@ -311,7 +333,7 @@ def report(load: Load, killed: int, expected: Sequence[np.ndarray], replicas: in
     if load.lost:
         print(f"the first that was lost: {load.lost[0]}")
     if not again:
-        print("the killed replica had no request at that moment, so nothing was shown")
+        print("the killed replica's request was handed to nobody")
     if len(by) <= replicas:
         print("no successor of the killed replica answered")
     return int(bool(load.lost) or bool(wrong) or not again or len(by) <= replicas)
