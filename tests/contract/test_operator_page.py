@@ -83,6 +83,16 @@ def test_the_page_describes_every_tensor(page: str) -> None:
     assert side_inputs == list(op.FLASH_ATTENTION_EX.inputs[3:])
 
 
+def test_the_cache_forms_are_no_operators_yet_and_have_the_kernels_pages(page: str, repo_root: Path) -> None:
+    forms = [r[0] for r in rows_of(page, "The cache forms")]
+    assert forms[:2] == ["FlashAttentionCache", "FlashAttentionPagedCache"]
+    assert not set(forms[:2]) & set(op.OPERATORS), "the page says that nobody writes or registers them yet"
+    geometry = (repo_root / "plugin" / "kernels" / "geometry.h").read_text()
+    smallest, largest = (int(n) for n in re.findall(r"k(?:Smallest|Largest)Page = (\d+);", geometry))
+    sizes = [smallest << i for i in range(10) if smallest << i <= largest]
+    assert "`T` is " + ", ".join(map(str, sizes[:-1])) + f" or {sizes[-1]}." in page
+
+
 def test_the_drawn_masks_are_the_references(page: str) -> None:
     drawn = re.findall(r"^\| (top-left|bottom-right|window) \|.*\n\|[-|]*\n((?:\| q.*\n)+)", page, flags=re.M)
     assert len(drawn) == 5
