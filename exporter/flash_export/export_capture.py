@@ -259,7 +259,7 @@ def _uncapturable(error: Exception, ranges: dict[str, tuple[int, int | None]]) -
         )
     for name, size in _excluded(text) or []:
         low, high = ranges.get(name, (1, None))
-        left = [(low, size - 1)] if size > low else []
+        left: list[tuple[int, int | None]] = [(low, size - 1)] if size > low else []
         left += [(size + 1, high)] if high is None or size < high else []
         others = " or ".join(f"{name}={_range(limits)}" for limits in left) or f"a number in the place of {name}"
         return UnsupportedModel(
