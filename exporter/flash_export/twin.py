@@ -133,8 +133,9 @@ _FENCED = "flash_export_fenced"
 def _fence_float32(model: ir.Model, in_float32: frozenset[str]) -> None:
     """Puts a Cast before and after each operator that has no float64 kernel."""
     free = (_COMPUTES_IN_FLOAT64 | _MOVES_DATA) - in_float32
+    products = {"FusedMatMul"} - in_float32
     for node in list(_nodes(model)):
-        if node.op_type in free and node.domain in ("", "ai.onnx"):
+        if node.op_type in (free if node.domain in ("", "ai.onnx") else products):
             continue
         if node.domain == CONTRIB_DOMAIN and "Attention" in node.op_type:
             # Between two Casts it would show no rounding at all, and nothing could be told from its own.

@@ -19,6 +19,7 @@ from flash_export.find import find
 from flash_export.op import DOMAIN
 from flash_export.options import Options
 from flash_export.rewrite import rewrite
+from flash_export.runtime import open_float64
 from flash_export.sites import Site
 from flash_export.talk import Talk
 
@@ -117,6 +118,14 @@ def test_a_bias_softmax_over_more_than_the_keys_is_refused() -> None:
     reason = only(find(ir.from_proto(proto))).reason
     assert reason is not None
     assert reason.code == "softmax_flattens"
+
+
+def test_the_measure_of_rounding_is_a_float64_product_too(tmp_path: Path) -> None:
+    """In float32 between two Casts it would show no rounding, and right attention would fail by what it shows."""
+    text = "main (float[2, 3, 5] a, float[2, 7, 5] b) => (float[2, 3, 7] y) { y = FusedMatMul <transB = 1> (a, b) }"
+    a, b = (np.random.default_rng(i).standard_normal((2, n, 5)) for i, n in enumerate((3, 7)))
+    (product,) = open_float64(ir.from_proto(parse(text)), tmp_path).run({"a": a, "b": b})
+    np.testing.assert_allclose(product, a @ b.swapaxes(1, 2), rtol=1e-12)
 
 
 DECODER = f"""
