@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 def is_fused_product(node: ir.Node | None) -> bool:
     """True for FusedMatMul and for its older name."""
-    return node is not None and node.domain == CONTRIB_DOMAIN and node.op_type in _NAMES
+    return node is not None and node.domain == CONTRIB_DOMAIN and node.op_type in _NAMES and len(node.inputs) == 2
 
 
 def alpha_of(node: ir.Node) -> float:

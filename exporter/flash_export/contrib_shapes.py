@@ -26,7 +26,13 @@ SKIPPING = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
 
 
 def _same(s: Shapes, node: ir.Node) -> list[Shape | None]:
-    return [s.shape(node.inputs[0])]
+    return [s.shape(g.input_of(node, 0))]
+
+
+def _of_rank(s: Shapes, node: ir.Node, index: int, *ranks: int) -> Shape | None:
+    """The shape of an input, where it has one of the ranks that the operator's text gives it."""
+    shape = s.shape(g.input_of(node, index))
+    return shape if shape is not None and len(shape) in ranks else None
 
 
 def _skipping(s: Shapes, node: ir.Node) -> list[Shape | None]:
@@ -38,7 +44,7 @@ def _skipping(s: Shapes, node: ir.Node) -> list[Shape | None]:
 
 def _embedding(s: Shapes, node: ir.Node) -> list[Shape | None]:
     """Normalised sum of embeddings ``[B, S, W]``, the mask's lengths ``[B]``, and the sum itself."""
-    tokens, table = s.shape(node.inputs[0]), s.shape(g.input_of(node, 2))
+    tokens, table = _of_rank(s, node, 0, 2), _of_rank(s, node, 2, 2)
     if tokens is None or table is None:
         return [None]
     whole = (*tokens, table[-1])
@@ -46,7 +52,7 @@ def _embedding(s: Shapes, node: ir.Node) -> list[Shape | None]:
 
 
 def _fused_product(s: Shapes, node: ir.Node) -> list[Shape | None]:
-    a, b = s.shape(node.inputs[0]), s.shape(node.inputs[1])
+    a, b = s.shape(g.input_of(node, 0)), s.shape(g.input_of(node, 1))
     if a is None or b is None or len(a) < 2 or len(b) < 2:
         return [None]
     left, right = as_multiplied(node, a, "A"), as_multiplied(node, b, "B")
@@ -56,12 +62,12 @@ def _fused_product(s: Shapes, node: ir.Node) -> list[Shape | None]:
 
 def _packed_bits(s: Shapes, node: ir.Node) -> list[Shape | None]:
     """A product with quantized weights: their width is an attribute."""
-    shape, width = s.shape(node.inputs[0]), g.int_attribute(node, "N", 0)
+    shape, width = s.shape(g.input_of(node, 0)), g.int_attribute(node, "N", 0)
     return [None if shape is None or not width else (*shape[:-1], Dim.of(width))]
 
 
 def _multihead(s: Shapes, node: ir.Node) -> list[Shape | None]:
-    query, value = s.shape(node.inputs[0]), s.shape(g.input_of(node, 2))
+    query, value = _of_rank(s, node, 0, 3, 5), _of_rank(s, node, 2, 3, 4)
     if query is None:
         return [None]
     if len(query) == 5:
@@ -72,7 +78,7 @@ def _multihead(s: Shapes, node: ir.Node) -> list[Shape | None]:
 
 
 def _group_query(s: Shapes, node: ir.Node) -> list[Shape | None]:
-    query = s.shape(node.inputs[0])
+    query = _of_rank(s, node, 0, 3)
     if query is None or g.input_of(node, 1) is not None:
         return [query]
     heads, kv_heads = (g.int_attribute(node, name, 1) for name in ("num_heads", "kv_num_heads"))
@@ -82,24 +88,24 @@ def _group_query(s: Shapes, node: ir.Node) -> list[Shape | None]:
 
 def _packed_weights(s: Shapes, node: ir.Node) -> list[Shape | None]:
     source, weights, sizes = (
-        s.shape(node.inputs[0]),
-        s.shape(node.inputs[1]),
+        _of_rank(s, node, 0, 3),
+        _of_rank(s, node, 1, 2),
         g.ints_attribute(node, "qkv_hidden_sizes"),
     )
     if source is None or weights is None:
         return [None]
-    width = weights[1].divided(Dim.of(3)) if sizes is None else Dim.of(sizes[2])
+    width = weights[1].divided(Dim.of(3)) if sizes is None else Dim.of(sizes[2] if len(sizes) == 3 else 0)
     return [None if width is None else (*source[:2], width)]
 
 
 def _blocked(s: Shapes, node: ir.Node) -> list[Shape | None]:
     """A Conv or a pooling of blocked channels: only the batch is known."""
-    shape = s.shape(node.inputs[0])
+    shape = s.shape(g.input_of(node, 0)) or None
     return [None if shape is None else (shape[0], *(s.fresh() for _ in shape[1:]))]
 
 
 def _unblocked(s: Shapes, node: ir.Node) -> list[Shape | None]:
-    shape, channels = s.shape(node.inputs[0]), g.int_attribute(node, "channels", 0)
+    shape, channels = s.shape(g.input_of(node, 0)) or None, g.int_attribute(node, "channels", 0)
     if shape is None or not channels or g.int_attribute(node, "channels_last", 0):
         return [None if shape is None else (shape[0], *(s.fresh() for _ in shape[1:]))]
     return [(shape[0], Dim.of(channels), *shape[2:])]

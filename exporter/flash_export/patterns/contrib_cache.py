@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from flash_export import graph as g
+from flash_export.canonical import Refused
 from flash_export.region import Region
 
 
@@ -34,12 +35,15 @@ class Cache:
 
 
 def read_cache(anchor: ir.Node, region: Region) -> Cache:
-    """The lengths of a GroupQueryAttention node, written down."""
+    """The lengths of a GroupQueryAttention node, written down.
+
+    Raises:
+        Refused: ``lengths`` where it is not given any.
+    """
     drafts = region.drafts
     query, seqlens, limit = (g.input_of(anchor, i) for i in (0, 5, 6))
-    assert query is not None
-    assert seqlens is not None
-    assert limit is not None
+    if query is None or seqlens is None or limit is None:
+        raise Refused("lengths", "seqlens_k or total_sequence_length is missing", anchor, "check it in ONNX Runtime")
     total = drafts.op("Add", wide(seqlens, region), drafts.numbers(1))
     seqlen_q = length(query, 1, region)
     counts = g.input_of(anchor, 16)

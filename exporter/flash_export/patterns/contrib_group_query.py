@@ -15,6 +15,7 @@ from flash_export import graph as g
 from flash_export.bands import Band
 from flash_export.canonical import Attention, Refused
 from flash_export.patterns.contrib_cache import Cache, Places, read_cache
+from flash_export.patterns.contrib_inputs import require_inputs
 from flash_export.patterns.contrib_rotary import read_rotation, rotated
 from flash_export.patterns.operator import (
     Operator,
@@ -35,6 +36,7 @@ def read(anchor: ir.Node, region: Region) -> Attention:
     Raises:
         Refused: its cache is quantized or evicts keys, it normalises Q and K, or its probabilities are an output.
     """
+    require_inputs(anchor, region)
     refuse_scores(anchor, 3)
     _refuse_unknown(anchor)
     heads, kv_heads = (g.int_attribute(anchor, name, 0) for name in ("num_heads", "kv_num_heads"))

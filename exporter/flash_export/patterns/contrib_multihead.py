@@ -14,6 +14,7 @@ from flash_export import graph as g
 from flash_export.bands import Band
 from flash_export.canonical import Attention, Refused
 from flash_export.dims import Dim
+from flash_export.patterns.contrib_inputs import require_inputs
 from flash_export.patterns.operator import (
     SEPARATE,
     Operator,
@@ -34,6 +35,7 @@ def read(anchor: ir.Node, region: Region) -> Attention:
     Raises:
         Refused: its buffers are shared, its probabilities are an output, or a mask has a form that is not known.
     """
+    require_inputs(anchor, region)
     refuse_scores(anchor, 3)
     refuse_inputs(anchor, {8: "past_sequence_length", 9: "cache_indirection"}, "cache_in_place", SEPARATE)
     heads = g.int_attribute(anchor, "num_heads", 0)
@@ -131,15 +133,20 @@ def _operands(anchor: ir.Node, heads: int, region: Region) -> list[ir.Value]:
     drafts = region.drafts
     query, key, value = (g.input_of(anchor, i) for i in range(3))
     assert query is not None
-    shape = region.shapes.shape(query)
-    if key is None and shape is not None and len(shape) == 5:
+    ranks = [None if shape is None else len(shape) for shape in map(region.shapes.shape, (query, key))]
+    if key is None and ranks[0] == 5:
         operands = [_unpacked(query, i, region) for i in range(3)]
-    elif key is not None and value is None:
+    elif key is not None and value is None and ranks == [3, 5]:
         operands = [query, *(_unpacked(key, i, region) for i in range(2))]
-    elif key is not None and value is not None:
+    elif key is not None and value is not None and ranks[0] != 5 != ranks[1]:
         operands = [query, key, value]
     else:
-        raise Refused("operand_shapes", "key and value are missing", anchor, "check the model in ONNX Runtime")
+        raise Refused(
+            "operand_shapes",
+            f"key and value beside a query of rank {ranks[0]} are missing, or not packed alike",
+            anchor,
+            "check the model in ONNX Runtime",
+        )
     bias = g.input_of(anchor, 3)
     if bias is None:
         return operands

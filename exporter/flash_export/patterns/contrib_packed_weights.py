@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from flash_export import graph as g
 from flash_export.canonical import Attention, Refused
+from flash_export.patterns.contrib_inputs import require_inputs
 from flash_export.patterns.contrib_multihead import band_behind, key_padding
 from flash_export.patterns.operator import (
     SEPARATE,
@@ -32,6 +33,7 @@ def read(anchor: ir.Node, region: Region) -> Attention:
     Raises:
         Refused: it rotates, writes into its cache in place, or its sizes are not known.
     """
+    require_inputs(anchor, region)
     refuse_scores(anchor, 2)
     refuse_inputs(anchor, {6: "past_sequence_length"}, "cache_in_place", SEPARATE)
     if g.int_attribute(anchor, "do_rotary", 0):
@@ -92,6 +94,10 @@ def _projected(anchor: ir.Node, region: Region) -> tuple[ir.Value, ir.Value, ir.
     if width is None:
         raise Refused("operand_shapes", "the weights' size is not known", anchor, "state the shapes of the weights")
     sizes = sizes or [width // 3] * 3
+    if len(sizes) != 3 or min(sizes) < 1 or sum(sizes) != width:
+        raise Refused(
+            "operand_shapes", f"sizes {sizes} of weights {width} wide", anchor, "check the model in ONNX Runtime"
+        )
     whole = drafts.op("MatMul", source, weights)
     if bias is not None:
         whole = drafts.op("Add", whole, bias)

@@ -15,6 +15,7 @@ from flash_export.contrib_product import alpha_of, keeps_rows
 from flash_export.dims import ONE
 from flash_export.layout import Axes, Axis, Chain, is_float_cast, leaves, step, trains
 from flash_export.patterns import zeroed
+from flash_export.patterns.contrib_inputs import require_inputs
 from flash_export.patterns.scores import Expression, Step, read_scores, refuse_replaced
 from flash_export.region import Product, Region, follow_tail, is_product, multiply, users
 
@@ -38,6 +39,8 @@ def read(anchor: ir.Node, region: Region) -> Attention:
         NotAttention: one of the two products is missing.
         Refused: both are there and something about them has no fused form.
     """
+    if anchor.op_type == BIAS_SOFTMAX:
+        require_inputs(anchor, region)
     source = anchor.inputs[0]
     assert source is not None
     try:

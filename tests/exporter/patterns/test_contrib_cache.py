@@ -166,6 +166,10 @@ REFUSED = {
     "normalised": (grouped(more=", , , , , , , , qn, kn", inputs=f", float[{DEPTH}] qn, float[{DEPTH}] kn"), "norms"),
     "evicts": (grouped("local_window_size = 4, sliding_window_cache = 1"), "cache_in_place"),
     "no_tables": (grouped("do_rotary = 1"), "rotary_tables"),
+    "no_lengths": (
+        model(f"GroupQueryAttention <num_heads = {HEADS}, kv_num_heads = {KV_HEADS}> (q, k, v)", QKV),
+        "lengths",
+    ),
 }
 
 
