@@ -86,7 +86,8 @@ class EvaluatorSession:
         """As ``Session.run``."""
         typed = {name: cast_array(feeds[name], dtype) for name, dtype in self._dtypes.items() if name in feeds}
         try:
-            return [np.asarray(x) for x in self._evaluator.run(list(outputs) if outputs else None, typed)]
+            with np.errstate(all="ignore"):  # what becomes infinite or NaN is judged, not told
+                return [np.asarray(x) for x in self._evaluator.run(list(outputs) if outputs else None, typed)]
         except Exception as error:
             raise CannotRun(_one_line(error)) from error
 

@@ -21,6 +21,7 @@ from flash_export.mapped import mapped
 from flash_export.patterns import PATTERNS
 
 _HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+_FLOATS = _HALVES | {ir.DataType.FLOAT}
 
 _TYPE_ATTRIBUTES = ("to", "dtype", "softmax_precision")
 """Attributes that name an element type: of Cast, of EyeLike and the random operators, of Attention."""
@@ -81,6 +82,12 @@ def to_float32(model: ir.Model) -> None:
 
 def _rounded_constants(model: ir.Model) -> list[tuple[ir.Value, ir.DataType]]:
     """Half-precision results of nodes that read constants and shapes only, and their type."""
+    nodes = (node for node in _constant_nodes(model) if node.op_type != "Constant")
+    return [(v, v.dtype) for node in nodes for v in node.outputs if v.dtype in _HALVES]
+
+
+def _constant_nodes(model: ir.Model) -> list[ir.Node]:
+    """Nodes that read constants and shapes only, whatever numbers go into the model."""
     constant: set[ir.Value] = {v for graph in model.graphs() for v in graph.initializers.values()}
     constant.difference_update(v for graph in model.graphs() for v in graph.inputs)
     found = []
@@ -90,8 +97,7 @@ def _rounded_constants(model: ir.Model) -> list[tuple[ir.Value, ir.DataType]]:
         if node.op_type.startswith("Random") or node.op_type in ("If", "Loop", "Scan"):
             continue
         constant.update(node.outputs)
-        if node.op_type != "Constant":
-            found += [(v, v.dtype) for v in node.outputs if v.dtype in _HALVES]
+        found.append(node)
     return found
 
 
@@ -115,7 +121,9 @@ def to_float64(model: ir.Model, *, in_float32: frozenset[str] = frozenset()) -> 
     where a constant is rounded, and stay.
 
     Operators that ONNX Runtime cannot compute in float64 (Erf, Conv, ...) run in float32 between two Casts, and so
-    do those that ``in_float32`` names.
+    do those that ``in_float32`` names. So does what turns a float into an integer or a truth, out of constants and
+    shapes alone, as T5 does to find the bucket of a distance: in float64 it would decide otherwise, and that is another
+    model and no rounding.
 
     Raises:
         NoTwin: a type that decides where a Cast must stand is unknown.
@@ -127,21 +135,23 @@ def to_float64(model: ir.Model, *, in_float32: frozenset[str] = frozenset()) -> 
 
 
 _FENCED = "flash_export_fenced"
-"""Mark in a value's ``meta``: it stays float32 in a float64 twin."""
+"""Mark in a value's or a node's ``meta``: it stays float32 in a float64 twin."""
 
 
 def _fence_float32(model: ir.Model, in_float32: frozenset[str]) -> None:
     """Puts a Cast before and after each operator that has no float64 kernel."""
     free = (_COMPUTES_IN_FLOAT64 | _MOVES_DATA) - in_float32
     products = {"FusedMatMul"} - in_float32
+    deciding = _deciding(model)
     for node in list(_nodes(model)):
-        if node.op_type in (free if node.domain in ("", "ai.onnx") else products):
+        if node not in deciding and node.op_type in (free if node.domain in ("", "ai.onnx") else products):
             continue
         if node.domain == CONTRIB_DOMAIN and "Attention" in node.op_type:
             # Between two Casts it would show no rounding at all, and nothing could be told from its own.
             raise NoTwin(f"{node.op_type} of {node.domain} computes in float32 alone")
         if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
             raise NoTwin(f"{node.op_type} holds a subgraph")
+        node.meta[_FENCED] = True
         for i, value in enumerate(node.inputs):
             if value is None:
                 continue
@@ -154,6 +164,23 @@ def _fence_float32(model: ir.Model, in_float32: frozenset[str]) -> None:
                 raise NoTwin(f"the type of {value.name} is unknown")
             if value.dtype == ir.DataType.FLOAT:
                 _cast_after(node, value)
+
+
+def _deciding(model: ir.Model) -> set[ir.Node]:
+    """Of the nodes that read constants and shapes only, those whose floats end in an integer or a truth."""
+    constant = set(_constant_nodes(model))
+    found = set()
+    todo = [n for n in constant if _reads_float(n) and not any(v.dtype in _FLOATS for v in n.outputs)]
+    while todo:
+        node = todo.pop()
+        found.add(node)
+        makers = (v.producer() for v in node.inputs if v is not None and v.dtype in _FLOATS)
+        todo.extend(m for m in makers if m in constant and m not in found and m is not None and m.op_type != "Constant")
+    return found
+
+
+def _reads_float(node: ir.Node) -> bool:
+    return any(v is not None and v.dtype in _FLOATS for v in node.inputs)
 
 
 def _cast_before(node: ir.Node, operand: int, value: ir.Value) -> ir.Value:

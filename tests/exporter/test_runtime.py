@@ -67,3 +67,11 @@ def test_a_fill_stays_a_fill_on_its_way_to_a_wider_type() -> None:
     low = np.array([np.finfo(np.float16).min], np.float16)
     assert cast_array(low, np.dtype(np.float32))[0] == np.finfo(np.float32).min
     assert cast_array(np.array([3]), np.dtype(np.int32)).dtype == np.int32
+
+
+def test_the_reference_evaluator_tells_nobody_of_infinities(recwarn: pytest.WarningsRecorder) -> None:
+    odd = ir.from_onnx_text('<ir_version: 9, opset_import: ["": 18]> g (float[n] x) => (float[n] y) { y = Log(x) }')
+    (y,) = EvaluatorSession(odd).run({"x": np.array([0.0, -1.0], np.float32)})
+    assert np.isneginf(y[0])
+    assert np.isnan(y[1])
+    assert not recwarn.list

@@ -157,6 +157,32 @@ def test_a_float64_twin_is_exact_to_float64(tmp_path: Path) -> None:
     np.testing.assert_allclose(open_float64(net, tmp_path).run({"x": x})[0], p * p, rtol=1e-12)
 
 
+BUCKETS = """
+    g (float[n] x) => (int64[1] bucket, bool[1] reached, int64[n] of_data, float[1] rest)
+    <float factor = {0.7}, float seven = {7.0}, float third = {0.333333343}>
+    {
+      n = Shape(x)
+      length = Cast<to = 1>(n)
+      scaled = Mul(length, factor)
+      bucket = Cast<to = 7>(scaled)
+      reached = GreaterOrEqual(scaled, seven)
+      scaled_data = Mul(x, factor)
+      of_data = Cast<to = 7>(scaled_data)
+      rest = Mul(length, third)
+    }"""
+
+
+def test_what_a_length_decides_in_float32_it_decides_in_the_float64_twin_too(tmp_path: Path) -> None:
+    """10 times 0.7 is 7 in float32 and less in float64. Only data may decide otherwise there: that is its rounding."""
+    feeds = {"x": np.full(10, 10.0, np.float32)}
+    for session in (Session(model(BUCKETS), tmp_path), open_float64(model(BUCKETS), tmp_path)):
+        bucket, reached, of_data, rest = session.run(feeds)
+        assert (bucket[0], reached[0]) == (7, True)
+        assert of_data[0] == (7 if rest.dtype == np.float32 else 6)
+    assert rest.dtype == np.float64
+    assert rest[0] == 10 * np.float64(np.float32(0.333333343))
+
+
 def test_the_roundoff_is_that_of_the_narrowest_float_type() -> None:
     assert twin.roundoff(model("g (float[n] x) => (float[n] y) { y = Exp(x) }")) == 1.0
     assert twin.roundoff(model("g (float16[n] x) => (float[n] y) { y = Cast<to = 1>(x) }")) == 2.0**13
