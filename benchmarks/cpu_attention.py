@@ -29,6 +29,7 @@ from typing import Any
 
 from cpu_chart import chart
 from cpu_graphs import GRAPHS, Problem, takes
+from cpu_runner import PEAKS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "performance.md"
@@ -37,6 +38,8 @@ BEGIN, END = "<!-- cpu-table:begin -->", "<!-- cpu-table:end -->"
 TORCH = "PyTorch SDPA"
 OURS = ("operator", "operator [B, S, H·D]")
 MIB = 2**20
+MODELS = ("demo", "text_generation")
+"""Samples whose models are timed whole, where they have been run."""
 
 
 class Runner:
@@ -109,6 +112,11 @@ class Bench:
         """Seconds of a whole model."""
         request = {"way": way, "threads": threads, "model": str(path), "length": length}
         return self._onnx.ask(**request, seconds=5 * self.plan.seconds)
+
+    def peak(self, way: str) -> float:
+        """Operations or bytes a second of one thread, at the most."""
+        seconds = min(self._torch.ask(way=way, threads=1, seconds=0.5) for _ in range(self.plan.rounds))
+        return PEAKS[way] / seconds
 
     def close(self) -> None:
         """Ends both processes."""
@@ -286,7 +294,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="print the tables and change nothing")
     parser.add_argument("--full", action="store_true", help="more lengths and rounds")
     parser.add_argument("--lengths", type=int, nargs="+", default=[], metavar="S", help="other lengths")
-    parser.add_argument("--models", type=Path, nargs="*", default=[ROOT / "build" / "demo" / "model.onnx"])
+    parser.add_argument("--models", type=Path, nargs="*", default=[ROOT / "build" / n / "model.onnx" for n in MODELS])
     arguments = parser.parse_args()
     plan = FULL if arguments.full else QUICK
     if arguments.lengths:
@@ -298,6 +306,8 @@ def main() -> None:
         machine(),
         "Useful GFLOP/s on one thread, medians over 8 and 12 heads of 64 and 128:",
         speed_table(bench),
+        f"A product of large matrices in PyTorch, the most that this processor does: {bench.peak('product') / 1e9:.0f} "
+        f"GFLOP/s on one thread; one thread reads memory at {bench.peak('read') / 1e9:.0f} GB/s.",
         "How many times faster than PyTorch, medians over 8 and 12 heads:",
         torch_table(bench),
         "What masks and groups cost:",

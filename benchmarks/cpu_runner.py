@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that times one runtime: ONNX Runtime or PyTorch. Two thread pools in one process disturb each other.
 
-Reads one JSON object a line, ``{"way", "problem" or "model", "threads", "seconds"}``, and answers with the seconds that
-one run takes, or with the memory that a first run adds when ``seconds`` is 0.
+Reads one JSON object a line, ``{"way", "problem" or "model", "threads", "seconds"}`` (neither for PEAKS), and answers
+with the seconds that one run takes, or with the memory that a first run adds when ``seconds`` is 0.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import cpu_graphs
-import numpy as np
-import onnx
+import onnx_ir as ir
 from cpu_graphs import Problem
 
 Run = Callable[[], Any]
+
+PEAK_SIZE = 2048
+PEAKS = {"product": 2 * PEAK_SIZE**3, "read": 2**28}
+"""Way -> floating-point operations of one matrix product, bytes of one read of memory."""
 
 
 def main() -> None:
@@ -40,6 +43,8 @@ def main() -> None:
 
 def open_way(way: str, threads: int, problem: dict[str, Any] | None = None, model: str = "", length: int = 0) -> Run:
     """What one run is."""
+    if way in PEAKS:
+        return peak_run(way, threads)
     if model:
         return model_run(way, Path(model), threads, length)
     assert problem is not None
@@ -82,13 +87,26 @@ def torch_run(problem: Problem, threads: int) -> Run:
 
 
 def model_run(way: str, path: Path, threads: int, length: int) -> Run:
-    """A whole model on one sequence of ``length`` ids, every one of them real."""
+    """A whole model on one sequence of ``length`` ids, every one of them real, with an empty cache where it has one."""
+    from flash_export import draw
+
     session = onnx_session(str(path), threads, ours=way == "fused")
-    feeds = {}
-    for value in onnx.load(path, load_external_data=False).graph.input:
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-        feeds[value.name] = np.ones((1, length), dtype)
+    dims = draw.dynamic_dims(ir.load(path))
+    sizes = {name: 1 if is_batch else 0 if "past" in name else length for name, is_batch in dims.items()}
+    feeds = draw.draw_inputs(path, sizes, kind="full")
     return lambda: session.run(None, feeds)
+
+
+def peak_run(way: str, threads: int) -> Run:
+    """What the processor can do at the most: PEAKS[way] operations or bytes a run, by PyTorch's BLAS and sum."""
+    import torch
+
+    torch.set_num_threads(threads)
+    if way == "product":
+        a, b = torch.randn(2, PEAK_SIZE, PEAK_SIZE)
+        return lambda: a @ b
+    numbers = torch.ones(PEAKS["read"] // 4)
+    return numbers.sum
 
 
 def timed(run: Run, seconds: float) -> float:

@@ -92,3 +92,10 @@ def test_a_chart_leaves_out_what_was_not_measured() -> None:
 
 def test_the_graphs_are_named_as_the_tables_name_them() -> None:
     assert set(cpu_attention.OURS) <= set(cpu_graphs.GRAPHS)
+
+
+@pytest.mark.parametrize("way", cpu_runner.PEAKS)
+def test_a_peak_is_measured_in_the_same_process_as_pytorch(way: str) -> None:
+    runner = cpu_attention.Runner()
+    assert 0 < runner.ask(way=way, threads=1, seconds=0.01) < 10
+    runner.close()
