@@ -179,9 +179,9 @@ def sizes_to_try(
     tile of any kernel ends, and one has the smallest length. A model without dynamic dims has one setting, ``{}``.
 
     Each setting is a list of choices to take in turn, because exporters give one length several names: every length
-    another size; then lengths alike that are alike in ``example``; then all lengths alike. Then the same an eighth as
-    long, for models that end before (a table of 64 positions). Then all of it with a batch of one, for models whose
-    export runs with nothing else.
+    another size, a total that of its past and what is new; then lengths alike that are alike in ``example``; then all
+    lengths alike. Then the same an eighth as long, for models that end before (a table of 64 positions). Then all of it
+    with a batch of one, for models whose export runs with nothing else.
     """
     dims = dynamic_dims(model)
     if not dims:
@@ -197,11 +197,21 @@ def sizes_to_try(
             members = list(dict.fromkeys(groups))
             wanted |= {n: _length(turn, members.index(g)) // shrink | 1 for n, g in zip(lengths, groups, strict=True)}
             sizes = {name: _clamp(size, ranges.get(name)) for name, size in wanted.items()}
-            if sizes not in choices:
-                choices.append(sizes)
+            for choice in (_with_totals(sizes, lengths), sizes):
+                if choice not in choices:
+                    choices.append(choice)
         if choices not in settings:
             settings.append(choices)
     return settings
+
+
+def _with_totals(sizes: dict[str, int], lengths: Iterable[str]) -> dict[str, int]:
+    """The same with ``total_sequence_length``, as ONNX Runtime GenAI names it, the sum of its past and what is new."""
+    totals = [name for name in lengths if "total" in name]
+    parts = [name for name in lengths if "total" not in name]
+    if len(parts) != 2 or not any("past" in name for name in parts):
+        return sizes
+    return sizes | dict.fromkeys(totals, sum(sizes[name] for name in parts))
 
 
 def _length(turn: int, i: int) -> int:

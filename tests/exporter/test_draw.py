@@ -175,6 +175,19 @@ def test_lengths_that_are_alike_in_the_example_are_tried_alike_and_then_all_are(
         assert len({alike["q"], alike["k"], alike["v"]}) == 1
 
 
+def test_a_total_is_first_the_sum_of_its_past_and_what_is_new() -> None:
+    cached = model(
+        """g (int64[b,sequence_length] i, int64[b,total_sequence_length] m, float[b,2,past_sequence_length,4] k)
+        => (int64[b,sequence_length] o) { o = Identity(i) }"""
+    )
+    for first, second, *_ in sizes_to_try(cached, {}):
+        past, new = first["past_sequence_length"], first["sequence_length"]
+        assert first["total_sequence_length"] == past + new
+        assert second == first | {"total_sequence_length": second["total_sequence_length"]} != first
+    (only, *_), *_ = sizes_to_try(LENGTHS, {})
+    assert len(set(only.values())) == 4
+
+
 def test_short_choices_for_a_small_table_of_positions_come_before_a_batch_of_one() -> None:
     for choices in sizes_to_try(LENGTHS, {}):
         half = [c for c in choices if c["b"] == choices[0]["b"]]
