@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from flash_export.dims import Dim
 from flash_export.errors import UsageError
 from flash_trt.onnx_file import GraphInput
 
@@ -15,6 +16,8 @@ _DEFAULT_BATCH = (1, 1, 8)
 _DEFAULT_LENGTH = (1, 128, 512)
 
 Dims = tuple[int, ...]
+_Triples = dict[str, tuple[int, int, int]]
+"""A symbol, or an expression of symbols as the file spells it -> its smallest, usual and largest length."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,13 +89,14 @@ class Profile:
 def plan_profile(inputs: Sequence[GraphInput], given: Sequence[ShapeRange]) -> Profile:
     """The shapes of every dynamic input: as ``given``, and for the rest by symbol, then by default.
 
-    A symbol that one ``--shape`` settles (``batch`` of ``input_ids``) holds for every other input that has it.
+    A symbol that one ``--shape`` settles (``batch`` of ``input_ids``) holds for every other input that has it. A dim
+    that is an expression of symbols (``seq + past``) has no length of its own: it is computed from theirs.
 
     Raises:
         UsageError: ``given`` names no input, names one twice, or contradicts a dim or a symbol of the model.
     """
     by_name = {i.name: i for i in inputs}
-    symbols: dict[str, tuple[int, int, int]] = {}
+    symbols: _Triples = {}
     for range_ in given:
         if range_.name not in by_name or sum(r.name == range_.name for r in given) > 1:
             raise UsageError(
@@ -103,13 +107,16 @@ def plan_profile(inputs: Sequence[GraphInput], given: Sequence[ShapeRange]) -> P
                 do="correct the name; flash-trt spells inputs as the ONNX file does",
             )
         _settle(by_name[range_.name], range_, symbols)
-    settled = dict(symbols)
+    chosen = _defaults(inputs, symbols)
+    for range_ in given:
+        _require_sums(by_name[range_.name], range_, symbols | chosen)
     covered = {r.name: r for r in given}
-    ranges = [covered.get(i.name) or _by_symbol(i, symbols) for i in inputs if i.is_dynamic or i.name in covered]
-    return Profile(tuple(ranges), {s: triple for s, triple in symbols.items() if s not in settled})
+    every = _with_expressions(inputs, symbols | chosen)
+    ranges = [covered.get(i.name) or _by_symbol(i, every) for i in inputs if i.is_dynamic or i.name in covered]
+    return Profile(tuple(ranges), chosen)
 
 
-def _settle(graph_input: GraphInput, range_: ShapeRange, symbols: dict[str, tuple[int, int, int]]) -> None:
+def _settle(graph_input: GraphInput, range_: ShapeRange, symbols: _Triples) -> None:
     """Checks ``range_`` against the model's dims and writes down what it says of each symbol."""
     triples = list(zip(range_.smallest, range_.usual, range_.largest, strict=True))
     need = spell_dims(graph_input)
@@ -128,7 +135,7 @@ def _contradiction(range_: ShapeRange, need: str) -> UsageError:
         where="--shape",
         got=str(range_),
         need=need,
-        do="give dims that agree; a symbol means the same length everywhere",
+        do="give dims that agree; a symbol means the same length everywhere, and one that no --shape names its default",
     )
 
 
@@ -137,14 +144,55 @@ def spell_dims(graph_input: GraphInput) -> str:
     return "[" + ", ".join(str(dim) if dim != "" else "?" for dim in graph_input.dims) + "]"
 
 
-def _by_symbol(graph_input: GraphInput, symbols: dict[str, tuple[int, int, int]]) -> ShapeRange:
-    """The input's shapes from ``symbols``; a symbol seen for the first time gets its default and is written down."""
-    triples = []
-    for axis, dim in enumerate(graph_input.dims):
-        if isinstance(dim, int):
-            triples.append((dim, dim, dim))
-        else:
-            default = _DEFAULT_BATCH if axis == 0 else _DEFAULT_LENGTH
-            triples.append(symbols.setdefault(dim or f"{graph_input.name}[{axis}]", default))
+def _symbol(graph_input: GraphInput, axis: int) -> str:
+    """The symbol, or expression, of a dynamic dim; ``x[0]`` where the file has none."""
+    return str(graph_input.dims[axis]) or f"{graph_input.name}[{axis}]"
+
+
+def _dynamic_dims(inputs: Sequence[GraphInput]) -> Iterator[tuple[int, str]]:
+    """Axis and symbol of every dynamic dim."""
+    for graph_input in inputs:
+        yield from ((a, _symbol(graph_input, a)) for a, dim in enumerate(graph_input.dims) if isinstance(dim, str))
+
+
+def _defaults(inputs: Sequence[GraphInput], settled: _Triples) -> _Triples:
+    """What each symbol gets that is not ``settled``; one that is only ever a part of a first axis is a batch too."""
+    chosen: _Triples = {}
+    dims = list(_dynamic_dims(inputs))
+    for axis, dim in sorted(dims, key=lambda found: Dim.named(found[1]).symbol != found[1]):
+        for part in sorted(Dim.named(dim).symbols):
+            if part not in settled:
+                chosen.setdefault(part, _DEFAULT_BATCH if axis == 0 else _DEFAULT_LENGTH)
+    return chosen
+
+
+def _evaluate(expression: Dim, symbols: _Triples) -> tuple[int, int, int]:
+    low, mid, high = (expression.evaluate({s: symbols[s][i] for s in expression.symbols}) for i in range(3))
+    return low, mid, high
+
+
+def _with_expressions(inputs: Sequence[GraphInput], symbols: _Triples) -> _Triples:
+    """``symbols`` and every expression of them among the dims; one that a ``--shape`` settles stays as it is."""
+    return {dim: _evaluate(Dim.named(dim), symbols) for _, dim in _dynamic_dims(inputs)} | symbols
+
+
+def _require_sums(graph_input: GraphInput, range_: ShapeRange, symbols: _Triples) -> None:
+    """Refuses a usual length of an expression that its parts do not give.
+
+    The smallest and largest are bounds, each of its own: the longest total may be less than both longest parts.
+    """
+    for dim, usual in zip(graph_input.dims, range_.usual, strict=True):
+        parts = Dim.named(dim).symbols if isinstance(dim, str) and dim else set()
+        if parts - {dim} and (wanted := _evaluate(Dim.named(str(dim)), symbols)[1]) != usual:
+            lengths = ", ".join(f"{part} = {symbols[part][1]}" for part in sorted(parts))
+            raise _contradiction(range_, f"{dim} = {wanted} as the usual length, since {lengths}")
+
+
+def _by_symbol(graph_input: GraphInput, symbols: _Triples) -> ShapeRange:
+    """The input's shapes from ``symbols``."""
+    triples = [
+        (dim, dim, dim) if isinstance(dim, int) else symbols[_symbol(graph_input, axis)]
+        for axis, dim in enumerate(graph_input.dims)
+    ]
     smallest, usual, largest = zip(*triples, strict=True)
     return ShapeRange(graph_input.name, smallest, usual, largest)

@@ -74,6 +74,37 @@ def test_a_shape_that_contradicts_the_model_is_refused(given: list[str], words: 
     assert words in str(caught.value)
 
 
+# --- dims that are expressions of others, as a cache's are ------------------------------------------------------------
+
+CACHED = [IDS, GraphInput("mask", 7, ("batch", "seq + past")), GraphInput("key", 1, ("batch", 2, "past", 16))]
+
+
+def test_a_sum_is_computed_from_its_parts_defaults() -> None:
+    profile = plan_profile(CACHED, [])
+    assert profile.ranges[1] == ShapeRange("mask", (1, 2), (1, 256), (8, 1024))
+    assert profile.chosen == {"batch": (1, 1, 8), "seq": (1, 128, 512), "past": (1, 128, 512)}
+
+
+def test_a_sum_is_computed_from_what_is_given_of_its_parts() -> None:
+    profile = plan_profile(CACHED, [parse("input_ids:1x1,2x3,4x40"), parse("key:1x2x0x16,2x2x70x16,4x2x500x16")])
+    assert profile.ranges[1] == ShapeRange("mask", (1, 1), (2, 73), (4, 540))
+    assert profile.chosen == {}
+
+
+def test_products_are_computed_too_and_their_parts_get_the_default_of_their_axis() -> None:
+    profile = plan_profile([GraphInput("x", 1, ("4*rows", "2*width + 1"))], [])
+    assert profile.ranges[0] == ShapeRange("x", (4, 3), (4, 257), (32, 1025))
+    assert profile.chosen == {"rows": (1, 1, 8), "width": (1, 128, 512)}
+
+
+def test_a_sum_given_may_have_bounds_of_its_own_but_not_another_usual_length() -> None:
+    parts = [parse("input_ids:1x1,2x3,4x40"), parse("key:1x2x0x16,2x2x70x16,4x2x500x16")]
+    profile = plan_profile(CACHED, [*parts, parse("mask:1x1,2x73,4x512")])
+    assert profile.ranges[1].largest == (4, 512)
+    with pytest.raises(UsageError, match=r"seq \+ past = 73 as the usual length, since past = 70, seq = 3"):
+        plan_profile(CACHED, [*parts, parse("mask:1x1,2x74,4x512")])
+
+
 def test_trtexec_flags_hold_every_dynamic_input() -> None:
     profile = plan_profile([IDS, MASK, FIXED], [parse("input_ids:1x1,4x64,8x200")])
     assert profile.trtexec_flags() == (
