@@ -20,6 +20,7 @@ from flash_export import accept, nudge
 from flash_export.accept import Noise, Verdict
 from flash_export.boundary import Boundary, ScoreMeter, read_boundary
 from flash_export.cut import CannotCut, attention_nodes, cut
+from flash_export.function_body import functions_for
 from flash_export.runtime import AnySession, CannotRun, open_float64, open_session
 from flash_export.sites import Site
 from flash_export.twin import NoTwin
@@ -153,10 +154,13 @@ def _run(
 
 
 def _with_seeded_fault(part: ir.Model) -> ir.Model:
-    """A copy whose scales are off. The cut-out graph shares no node with the model, but ``part`` itself is run too."""
+    """A copy whose scales are off, in the nodes and in their bodies: below opset 12 a body holds the scale itself."""
     faulty = part.clone()
-    for node in attention_nodes(faulty):
+    nodes = attention_nodes(faulty)
+    for node in nodes:
         node.attributes["scale"] = ir.AttrFloat32("scale", SEEDED_FAULT * node.attributes["scale"].as_float())
+    for function in functions_for(nodes, faulty.opset_imports[""]):
+        faulty.functions[function.identifier()] = function
     return faulty
 
 

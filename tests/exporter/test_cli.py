@@ -82,6 +82,18 @@ def test_a_refusal_is_a_warning_with_its_reason(one_refused: Path, tmp_path: Pat
     assert set(refused["reason"]) == {"code", "text", "node", "action"}
 
 
+@pytest.mark.parametrize("kind", ["float", "float16"])
+@pytest.mark.parametrize("opset", [11, 12, 13, 14, 15, 18, 21])
+def test_an_attention_of_every_opset_is_fused_and_proven(opset: int, kind: str, tmp_path: Path) -> None:
+    text = small_models.ATTENTION.replace('"" : 18', f'"" : {opset}')
+    if kind == "float16":
+        text = text.replace("float[", "float16[").replace("float scale = {0.25}", "float16 scale = {13312}")
+    model = small_models.write(text, tmp_path / "in.onnx")
+    assert run(model, "--require-all") == 0
+    checked = json.loads((tmp_path / "report.json").read_text())["check"]
+    assert {r["reference"] for r in checked["runs"]} == {"float64"}
+
+
 ONE_KEY = np.ones((1, 3, 1, 16), np.float32)
 
 
