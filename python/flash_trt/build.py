@@ -336,6 +336,7 @@ def _sidecar(
         "profile": profile.as_json(),
         "scratch_bytes": engine.scratch_bytes,
         "built": datetime.datetime.fromtimestamp(time.time(), datetime.UTC).isoformat(timespec="seconds"),
-        "trtexec": command_lines.trtexec(options, backend, plugin, profile),
+        "trtexec": command_lines.trtexec(options, backend, plugin, targets, profile),
         "polygraphy": command_lines.polygraphy(options, backend, targets, profile),
+        "polygraphy_lacks": command_lines.polygraphy_lacks(options, plugin),
     }

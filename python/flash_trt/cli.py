@@ -102,6 +102,8 @@ def build(
     )
     sidecar = build_step(options, talk)
     talk.result(_build_table(options, sidecar))
+    if sidecar["polygraphy_lacks"]:
+        talk.warn(f"polygraphy convert has no {', '.join(sidecar['polygraphy_lacks'])}: its line below builds without")
     print(sidecar["polygraphy"])
     print(sidecar["trtexec"])
     return 0

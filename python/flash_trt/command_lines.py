@@ -15,32 +15,45 @@ if TYPE_CHECKING:
     from flash_trt.build import BuildOptions
 
 
-def trtexec(options: BuildOptions, backend: Backend, plugin: PluginLibrary | None, profile: shapes.Profile) -> str:
+def trtexec(
+    options: BuildOptions,
+    backend: Backend,
+    plugin: PluginLibrary | None,
+    targets: Sequence[str],
+    profile: shapes.Profile,
+) -> str:
     """The build for ``trtexec``, or for its twin ``tensorrt_rtx``."""
-    parts = ["tensorrt_rtx" if backend.name == "tensorrt-rtx" else "trtexec --stronglyTyped"]
-    parts += [f"--onnx={options.model}", f"--saveEngine={options.output}"]
+    words = ["tensorrt_rtx"] if backend.name == "tensorrt-rtx" else ["trtexec", "--stronglyTyped"]
+    words += [f"--onnx={options.model}", f"--saveEngine={options.output}"]
     if plugin:
-        parts.append(f"--dynamicPlugins={plugin.path}")
+        words.append(f"--dynamicPlugins={plugin.path}")
     if plugin and options.embed_plugin:
-        parts.append(f"--setPluginsToSerialize={plugin.path}")
+        words.append(f"--setPluginsToSerialize={plugin.path}")
     if options.timing_cache and backend.name == "tensorrt":
-        parts.append(f"--timingCacheFile={options.timing_cache}")
-    parts += [flags] if (flags := profile.trtexec_flags()) else []
-    return " ".join(parts)
+        words.append(f"--timingCacheFile={options.timing_cache}")
+    if targets:
+        words.append("--computeCapabilities=" + ",".join(target.removeprefix("sm") for target in targets))
+    return shlex.join([*words, *profile.trtexec_flags()])
 
 
 def polygraphy(options: BuildOptions, backend: Backend, targets: Sequence[str], profile: shapes.Profile) -> str:
-    """The build for ``polygraphy convert`` with the plugin loaded."""
-    parts = [
-        f"FLASH_TRT_BACKEND={backend.name} python -m flash_trt.polygraphy convert {shlex.quote(str(options.model))}"
-    ]
-    parts.append(f"--convert-to trt -o {shlex.quote(str(options.output))}")
+    """The build for ``polygraphy convert`` with the plugin loaded, but for what ``polygraphy_lacks`` names."""
+    words = ["python", "-m", "flash_trt.polygraphy", "convert", str(options.model)]
+    words += ["--convert-to", "trt", "-o", str(options.output)]
     if backend.name == "tensorrt":  # the other product knows nothing else
-        parts.append("--strongly-typed")
+        words.append("--strongly-typed")
+    if options.timing_cache and backend.name == "tensorrt":
+        cache = str(options.timing_cache)
+        words += ["--load-timing-cache", cache, "--save-timing-cache", cache]
     for flag, attribute in (("min", "smallest"), ("opt", "usual"), ("max", "largest")):
         spelled = [f"{r.name}:[{','.join(map(str, getattr(r, attribute)))}]" for r in profile.ranges]
-        parts += [f"--trt-{flag}-shapes {shlex.join(spelled)}"] if spelled else []
+        words += [f"--trt-{flag}-shapes", *spelled] if spelled else []
     if targets:
         numbers = [target.removeprefix("sm") for target in targets]
-        parts.append("--compute-capabilities " + " ".join(f"{number[:-1]}.{number[-1]}" for number in numbers))
-    return " ".join(parts)
+        words += ["--compute-capabilities", *(f"{number[:-1]}.{number[-1]}" for number in numbers)]
+    return f"FLASH_TRT_BACKEND={backend.name} {shlex.join(words)}"
+
+
+def polygraphy_lacks(options: BuildOptions, plugin: PluginLibrary | None) -> list[str]:
+    """The flags of the build that ``polygraphy convert`` cannot express."""
+    return ["--embed-plugin"] if plugin and options.embed_plugin else []

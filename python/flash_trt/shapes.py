@@ -70,16 +70,16 @@ class Profile:
     ranges: tuple[ShapeRange, ...]
     chosen: dict[str, tuple[int, int, int]]
 
-    def trtexec_flags(self) -> str:
-        """The same shapes, ready to paste behind ``trtexec --onnx=…``; "" for a static model."""
+    def trtexec_flags(self) -> list[str]:
+        """The same shapes as words of a command line of ``trtexec``; none for a static model."""
         if not self.ranges:
-            return ""
+            return []
         columns = {
             "--minShapes": [f"{r.name}:{spell(r.smallest)}" for r in self.ranges],
             "--optShapes": [f"{r.name}:{spell(r.usual)}" for r in self.ranges],
             "--maxShapes": [f"{r.name}:{spell(r.largest)}" for r in self.ranges],
         }
-        return " ".join(f"{flag}={','.join(shapes)}" for flag, shapes in columns.items())
+        return [f"{flag}={','.join(shapes)}" for flag, shapes in columns.items()]
 
     def as_json(self) -> dict[str, dict[str, list[int]]]:
         """name -> {"min", "opt", "max"}."""

@@ -55,7 +55,7 @@ def test_dims_left_open_get_a_default_that_is_told() -> None:
 
 def test_a_static_input_needs_no_shape() -> None:
     assert plan_profile([FIXED], []).ranges == ()
-    assert plan_profile([FIXED], []).trtexec_flags() == ""
+    assert plan_profile([FIXED], []).trtexec_flags() == []
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_a_sum_given_may_have_bounds_of_its_own_but_not_another_usual_length() -
 
 def test_trtexec_flags_hold_every_dynamic_input() -> None:
     profile = plan_profile([IDS, MASK, FIXED], [parse("input_ids:1x1,4x64,8x200")])
-    assert profile.trtexec_flags() == (
-        "--minShapes=input_ids:1x1,attention_mask:1x1 "
-        "--optShapes=input_ids:4x64,attention_mask:4x64 "
-        "--maxShapes=input_ids:8x200,attention_mask:8x200"
-    )
+    assert profile.trtexec_flags() == [
+        "--minShapes=input_ids:1x1,attention_mask:1x1",
+        "--optShapes=input_ids:4x64,attention_mask:4x64",
+        "--maxShapes=input_ids:8x200,attention_mask:8x200",
+    ]
