@@ -63,7 +63,7 @@ def test_polygraphys_own_parser_takes_the_line_with_the_timing_cache_and_odd_pat
     assert arguments.model_file == "a model's.onnx"
     assert arguments.output == "out dir/m;x.engine"
     assert arguments.load_timing_cache == arguments.save_timing_cache == "the cache"
-    assert arguments.trt_opt_shapes == ["in put:[2,3]"]
+    assert arguments.trt_opt_shapes == [["in put:[2,3]"]]
 
 
 def test_what_polygraphy_cannot_express_is_said(
