@@ -125,12 +125,13 @@ def build(options: BuildOptions, talk: Talk) -> dict[str, Any]:
 
 
 def default_targets(backend: Backend) -> tuple[str, ...]:
-    """What to build for when nothing is asked: the GPU here (), else all that backend and plugin both serve.
+    """What to build for when nothing is asked: the GPU here, else all that backend and plugin both serve.
 
-    A backend without targets builds for the GPU here and says itself when there is none.
+    A backend without targets builds for the GPU here, (), and says itself when there is none. One with targets is told
+    the generation: left alone, TensorRT for RTX builds for every one from sm80 on, GPU or not.
     """
     served = served_targets(backend)
-    return () if {device.sm for device in gpu.devices()} & set(served) else served
+    return next(((device.sm,) for device in gpu.devices() if device.sm in served), served)
 
 
 def served_targets(backend: Backend) -> tuple[str, ...]:
@@ -153,7 +154,8 @@ def _tell_choices(profile: shapes.Profile, targets: Sequence[str], options: Buil
     for symbol, triple in profile.chosen.items():
         talk.warn(f"no --shape settles {symbol}: taking {','.join(map(str, triple))} (min,opt,max)")
     if targets and not options.targets:
-        talk.say(f"no GPU here that it builds for: taking {', '.join(targets)}; --target chooses")
+        here = "the GPU here" if {device.sm for device in gpu.devices()} & set(targets) else "no GPU that it builds for"
+        talk.say(f"{here}: taking {', '.join(targets)}; --target chooses")
 
 
 def _extras(options: BuildOptions, backend: Backend, plugin: PluginLibrary | None, talk: Talk) -> Extras:
@@ -329,6 +331,7 @@ def _sidecar(
         "backend": {"name": backend.name, "version": backend.version},
         "flash_trt": flash_trt.__version__,
         "targets": list(targets),
+        "gpu": None if targets else _own_gpu(),
         "tensors": {
             "inputs": [tensor.as_json() for tensor in file.inputs],
             "outputs": [tensor.as_json() for tensor in file.output_tensors],
@@ -340,3 +343,8 @@ def _sidecar(
         "polygraphy": command_lines.polygraphy(options, backend, targets, profile),
         "polygraphy_lacks": command_lines.polygraphy_lacks(options, plugin),
     }
+
+
+def _own_gpu() -> dict[str, str] | None:
+    """The GPU that a build without targets is for: TensorRT takes the first that this process sees."""
+    return next(({"name": device.name, "sm": device.sm} for device in gpu.devices()), None)

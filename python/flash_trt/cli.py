@@ -117,7 +117,7 @@ def _build_table(options: BuildOptions, sidecar: dict[str, Any]) -> Table:
         "engine": f"{options.output}  ({sidecar['engine']['bytes'] / 2**20:.1f} MiB)",
         "facts": str(sidecar_path(options.output)),
         "backend": f"{sidecar['backend']['name']} {sidecar['backend']['version']}",
-        "targets": ", ".join(sidecar["targets"]) or "the GPU here",
+        "targets": ", ".join(sidecar["targets"]) or _spell_gpu(sidecar["gpu"]),
         "plugin layers": f"{counted}  (proven by {sidecar['plan_proof'] or 'nothing: no node'})",
         **_attention_rows(sidecar["attention"]),
         "scratch memory": "not told" if scratch is None else f"{scratch / 2**20:.2f} MiB at the largest shapes",
@@ -127,6 +127,10 @@ def _build_table(options: BuildOptions, sidecar: dict[str, Any]) -> Table:
     for name, value in rows.items():
         table.add_row(f"[b]{name}[/b]", escape(value))
     return table
+
+
+def _spell_gpu(own: dict[str, str] | None) -> str:
+    return f"the GPU here, {own['name']} ({own['sm']})" if own else "the GPU here"
 
 
 def _attention_rows(attentions: list[dict[str, Any]]) -> dict[str, str]:

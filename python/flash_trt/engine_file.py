@@ -50,9 +50,18 @@ class EngineFile:
 
     @property
     def targets(self) -> list[str]:
-        """GPU generations it was built for; [] when that was the GPU of the building machine."""
+        """GPU generations it was built for; [] where the sidecar does not tell."""
         targets = self.sidecar.get("targets")
-        return [str(target) for target in targets] if isinstance(targets, list) else []
+        named = [str(target) for target in targets] if isinstance(targets, list) else []
+        return named or ([self.built_on["sm"]] if self.built_on else [])
+
+    @property
+    def built_on(self) -> dict[str, str] | None:
+        """``name`` and ``sm`` of the GPU it was built on and for; None where it was built for ``targets``."""
+        described = self.sidecar.get("gpu")
+        if not isinstance(described, dict) or not isinstance(described.get("sm"), str):
+            return None
+        return {"name": str(described.get("name")), "sm": described["sm"]}
 
     @property
     def carries_plugin(self) -> bool:
@@ -137,7 +146,7 @@ def require_gpu(engine: EngineFile) -> None:
             "the engine was built for other GPUs",
             where=str(engine.path),
             got=f"{here[0]} ({gpu.devices()[0].name})",
-            need=f"one of {', '.join(engine.targets)}",
+            need=f"one of {', '.join(engine.targets)}" + (f" ({engine.built_on['name']})" if engine.built_on else ""),
             do=f"build it again on this machine, or with --target {here[0]}",
         )
 

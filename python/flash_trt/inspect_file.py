@@ -104,8 +104,8 @@ def _engine_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     sidecar = found["sidecar"] or {}
     trust = "its sidecar's" if found["trusted"] else "NOT its sidecar's" if sidecar else "there is no sidecar"
     rows = [("hash", trust)]
-    for key in ("backend", "targets", "built", "scratch_bytes", "plan_proof"):
-        if key in sidecar:
+    for key in ("backend", "targets", "gpu", "built", "scratch_bytes", "plan_proof"):
+        if sidecar.get(key) is not None:
             rows.append((key, _spell(sidecar[key])))
     rows += [(f"shape {name}", _spell(limits)) for name, limits in (sidecar.get("profile") or {}).items()]
     counted = Counter(_describe(plugin) for plugin in found["plugins"])

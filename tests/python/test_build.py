@@ -278,14 +278,35 @@ def test_an_unserved_target_is_refused_with_the_list_of_the_others(
     assert "sm80, sm86, sm89, sm120, sm121" in capsys.readouterr().err
 
 
+def _pretend_gpus(monkeypatch: pytest.MonkeyPatch, *sms: str) -> None:
+    monkeypatch.setattr("flash_trt.gpu.devices", lambda: [gpu.Device(f"a GPU {sm}", sm, 2**34) for sm in sms])
+
+
 @pytest.mark.parametrize(
-    ("here", "taken"), [([], "all"), (["sm90"], "all"), (["sm89"], "the GPU here"), (["sm90", "sm120"], "the GPU here")]
+    ("here", "taken"), [([], None), (["sm90"], None), (["sm89"], "sm89"), (["sm90", "sm120"], "sm120")]
 )
 def test_without_a_target_the_gpu_here_counts_only_where_rtx_builds_for_it(
-    rtx: Backend, monkeypatch: pytest.MonkeyPatch, here: list[str], taken: str
+    rtx: Backend, monkeypatch: pytest.MonkeyPatch, here: list[str], taken: str | None
 ) -> None:
-    monkeypatch.setattr("flash_trt.gpu.devices", lambda: [gpu.Device("a GPU", sm, 2**34) for sm in here])
-    assert default_targets(rtx) == (served_targets(rtx) if taken == "all" else ())
+    _pretend_gpus(monkeypatch, *here)
+    assert default_targets(rtx) == (served_targets(rtx) if taken is None else (taken,))
+
+
+def test_a_build_for_the_gpu_here_names_it_in_the_sidecar(
+    rtx: Backend,
+    tmp_path: Path,
+    flash_trt: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _pretend_gpus(monkeypatch, "sm89", "sm80")
+    monkeypatch.setattr("flash_trt.build.default_targets", lambda _: ())  # as of a TensorRT without targets
+    assert flash_trt("build", fused(tmp_path / "m.onnx"), "--backend", "tensorrt-rtx") == EXIT_OK
+    sidecar = json.loads((tmp_path / "m.engine.json").read_text())
+    assert (sidecar["targets"], sidecar["gpu"]) == ([], {"name": "a GPU sm89", "sm": "sm89"})
+    assert "the GPU here, a GPU sm89 (sm89)" in capsys.readouterr().out
+    assert flash_trt("build", tmp_path / "m.onnx", "--target", "sm80") == EXIT_OK
+    assert json.loads((tmp_path / "m.engine.json").read_text())["gpu"] is None
 
 
 def test_targets_can_be_given_in_any_of_the_usual_spellings(rtx: Backend, tmp_path: Path, flash_trt: Command) -> None:

@@ -196,6 +196,33 @@ def test_an_engine_for_other_gpus_is_refused_with_both_generations(
     assert "one of sm80" in told
 
 
+def test_an_engine_built_for_the_gpu_of_another_machine_is_refused_with_its_name(
+    engine: Path,
+    tmp_path: Path,
+    flash_trt: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    described = sidecar_path(engine)
+    facts = json.loads(described.read_text()) | {"targets": [], "gpu": {"name": "their GPU", "sm": "sm90"}}
+    described.write_text(json.dumps(facts))
+    _pretend_gpu(monkeypatch, "sm89", "sm90")
+    assert flash_trt("run", engine, "--inputs", _fits(tmp_path)) == EXIT_MISSING
+    told = capsys.readouterr().err
+    assert "got   sm89 (a GPU)" in told
+    assert "one of sm90 (their GPU)" in told
+    _pretend_gpu(monkeypatch, "sm90")
+    monkeypatch.setenv("FLASH_TRT_PLUGIN", str(tmp_path / "nowhere.so"))
+    monkeypatch.setattr("flash_trt.plugin_library._loaded", {})
+    assert flash_trt("run", engine, "--inputs", _fits(tmp_path)) == EXIT_MISSING
+    assert "nowhere.so" in capsys.readouterr().err  # its GPU is here: the next thing is missing
+
+
+@pytest.mark.parametrize("described", [None, "sm90", {"name": "their GPU"}, {"sm": 90}, ["sm90"]])
+def test_a_sidecar_that_does_not_tell_the_gpu_leaves_it_to_tensorrt(described: object) -> None:
+    assert engine_file.EngineFile(Path("m.engine"), {"targets": [], "gpu": described}).targets == []
+
+
 def test_an_engine_whose_plugin_is_not_here_is_refused_with_the_places_searched(
     engine: Path,
     tmp_path: Path,
