@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CPU's kernels in fp32 on tensors with guards around their rows, judged by the tolerance rule. A program
 // of its own, so that it also runs where Python does not: compiled for another processor, in an emulator.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -121,6 +123,78 @@ std::string run(Problem const& p, Kernels const& kernels) {
   return reference::judge(output.dense(), truth.output, reference::attention<float>(p).output);
 }
 
+// Rows of two heads and three rows, each row more than 2^31 elements behind the last: address space of which
+// a few pages are touched.
+class FarRows {
+ public:
+  static constexpr int64_t kHeads = 2, kRows = 3, kHeadStep = 64, kRowStep = (int64_t{1} << 31) + 9;
+
+  FarRows() : mStart(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, kFlags, -1, 0)) {}
+  ~FarRows() {
+    if (isThere()) munmap(mStart, kBytes);
+  }
+  FarRows(FarRows const&) = delete;
+  bool isThere() const { return mStart != MAP_FAILED; }
+  FlashTensor view() const { return {mStart, kRows * kRowStep, kHeadStep, kRowStep}; }
+  float& at(int64_t head, int64_t row, int64_t d) const {
+    return static_cast<float*>(mStart)[head * kHeadStep + row * kRowStep + d];
+  }
+  void put(std::vector<float> const& dense, int64_t dim) const {
+    for (size_t i = 0; i < dense.size(); ++i) {
+      int64_t const row = int64_t(i) / dim;
+      at(row / kRows, row % kRows, int64_t(i) % dim) = dense[i];
+    }
+  }
+
+ private:
+  static constexpr size_t kBytes = size_t(kRows * kRowStep) * sizeof(float);
+  static constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* mStart;
+};
+
+// "" or what is wrong.
+std::string runFarApart(Kernels const& kernels) {
+  Problem p;
+  p.heads_q = p.heads_kv = FarRows::kHeads;
+  p.seqlen_q = p.seqlen_kv = FarRows::kRows;
+  p.head_dim = p.v_head_dim = 21;
+  p.scale = 0.4;
+  std::mt19937 random(9);
+  std::normal_distribution<float> normal(0.0f, 1.0f);
+  int64_t const rows = p.heads_q * p.seqlen_q;
+  for (auto* to : {&p.query, &p.key, &p.value}) to->resize(size_t(rows * p.head_dim));
+  p.bias.resize(size_t(rows * p.seqlen_kv));
+  for (auto* to : {&p.query, &p.key, &p.value, &p.bias}) {
+    for (float& x : *to) x = normal(random);
+  }
+  FarRows const query, key, value, output, bias;
+  for (FarRows const* far : {&query, &key, &value, &output, &bias}) {
+    if (!far->isThere()) return "skipped: no address space of 26 GB a tensor";
+  }
+  query.put(p.query, p.head_dim), key.put(p.key, p.head_dim), value.put(p.value, p.head_dim);
+  bias.put(p.bias, p.seqlen_kv);
+
+  FlashAttentionArgs args{};
+  args.batch = 1, args.q_num_heads = args.kv_num_heads = int32_t(p.heads_q);
+  args.seqlen_q = p.seqlen_q, args.seqlen_kv = p.seqlen_kv;
+  args.head_dim = args.v_head_dim = int32_t(p.head_dim);
+  args.query = query.view(), args.key = key.view(), args.value = value.view(), args.output = output.view();
+  args.scale = float(p.scale), args.window_left = args.window_right = -1;
+  args.bias = bias.view().data;
+  int64_t const strides[] = {0, FarRows::kHeadStep, FarRows::kRowStep, 1};
+  std::copy(strides, strides + 4, args.bias_stride);
+  flash_export::cpu::attention(args, {nullptr, runHere}, kernels);
+
+  std::vector<float> found;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t d = 0; d < p.head_dim; ++d) {
+      found.push_back(output.at(row / FarRows::kRows, row % FarRows::kRows, d));
+    }
+  }
+  return reference::judge(found, reference::attention<double>(p).output,
+                          reference::attention<float>(p).output);
+}
+
 // Every problem with `kernels` as they choose, in tiles alone and in slices alone; returns the failures.
 int runAll(Kernels kernels) {
   int failed = 0;
@@ -134,6 +208,9 @@ int runAll(Kernels kernels) {
                   wrong.c_str());
       ++failed;
     }
+    std::string const far = runFarApart(kernels);
+    if (!far.empty()) std::printf("rows far apart with %s: %s\n", kernels.name, far.c_str());
+    failed += !far.empty() && far.rfind("skipped", 0) != 0;
   }
   std::printf("%s: %d failed\n", kernels.name, failed);
   return failed;
