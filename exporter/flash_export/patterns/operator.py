@@ -13,6 +13,7 @@ from flash_export.bands import Band
 from flash_export.canonical import Added, Attention, Hidden, Refused, Side, Term
 from flash_export.dims import Dim
 from flash_export.layout import Atom, Axes, Chain, leaves, regroup, size_of, unify
+from flash_export.patterns.quantized import refuse_quantized
 from flash_export.region import Region, follow_tail
 
 
@@ -45,8 +46,9 @@ def attention_of(anchor: ir.Node, operator: Operator, region: Region) -> Attenti
     """The canonical form of an operator.
 
     Raises:
-        Refused: the operands do not fit one another.
+        Refused: the operands do not fit one another, or are dequantized right before the operator.
     """
+    refuse_quantized((operator.query, operator.key, operator.value), anchor)
     query, key, value = (
         region.operand(v, anchor, scalars=i < 2) for i, v in enumerate((operator.query, operator.key, operator.value))
     )

@@ -18,6 +18,7 @@ from flash_export.canonical import Added, Hidden, NotAttention, Refused, Side, T
 from flash_export.dims import ONE
 from flash_export.layout import Axes, Axis, is_float_cast, read_scalar_factor, step, trains
 from flash_export.mask_terms import FORGETS, uniform
+from flash_export.patterns.quantized import is_quantization
 from flash_export.region import Region, is_product
 
 
@@ -152,7 +153,7 @@ def _unknown(node: ir.Node) -> Refused:
             node,
             "a sink is one column behind the last key; this attention stays in standard operators",
         )
-    if g.is_op(node, "DequantizeLinear", "QLinearMatMul", "MatMulInteger"):
+    if is_quantization(node, "DequantizeLinear", "QLinearMatMul", "MatMulInteger"):
         return Refused(
             "quantized", f"{node.op_type} lies in the scores", node, "export before quantizing, or quantize afterwards"
         )

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention whose two products are quantized: it is refused, as FlashAttention multiplies in floating point alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from flash_export import graph as g
+from flash_export.canonical import Refused, name_of
+from flash_export.layout import LAYOUT_OPS
+
+_SELECTING = ("Split", "Slice", "Gather", "Cast")
+
+_DOMAINS = ("", "ai.onnx", "com.microsoft")
+"""ONNX Runtime's quantizer writes the types that the standard did not have (16 and 4 bits) in its own domain."""
+
+
+def is_quantization(node: ir.Node | None, *names: str) -> bool:
+    """True for QuantizeLinear and DequantizeLinear (or those of ``names``), the standard's and ONNX Runtime's."""
+    names = names or ("QuantizeLinear", "DequantizeLinear")
+    return node is not None and node.domain in _DOMAINS and node.op_type in names
+
+
+def refuse_quantized(operands: Iterable[ir.Value | None], product: ir.Node) -> None:
+    """Refuses operands of ``product`` that are dequantized right before it, whatever layout operators lie between.
+
+    Around a MatMul this is how a file says that it multiplies 8-bit numbers: a runtime that computes so would compute
+    in floating point once the product is inside the node. A projection with dequantized weights is no such thing: its
+    own MatMul lies between.
+
+    Raises:
+        Refused: ``quantized``.
+    """
+    for operand in operands:
+        node = _source(operand)
+        if is_quantization(node, "DequantizeLinear"):
+            raise Refused(
+                "quantized",
+                f"an operand of {name_of(product)} is dequantized by {name_of(node)}: the product is computed with "
+                "quantized numbers, which FlashAttention does not do",
+                node,
+                f"keep attention's products in floating point: quantize with {name_of(product)} among nodes_to_exclude "
+                "(ONNX Runtime, TensorRT Model Optimizer), or export before quantizing",
+            )
+
+
+def _source(value: ir.Value | None) -> ir.Node | None:
+    """The node that made the numbers of ``value``, above all operators that only move or select them."""
+    node = None if value is None else value.producer()
+    while g.is_op(node, *LAYOUT_OPS, *_SELECTING):
+        assert node is not None
+        above = node.inputs[0]
+        node = None if above is None else above.producer()
+    return node
