@@ -56,6 +56,7 @@ std::vector<PluginTensorDesc> inputsAt(DynamicPluginTensorDesc const* inputs, in
 
 AttentionPlugin::AttentionPlugin(Node node)
     : mNode(std::move(node)),
+      mTimingCacheId(timingCacheIdOf(mNode.op, mNode.params)),
       mMetadata(textOf(mNode.params)),
       mFields(fieldsOf(mNode.params)),
       mFieldCollection{static_cast<int32_t>(mFields.size()), mFields.data()} {}
@@ -139,6 +140,8 @@ size_t AttentionPlugin::getWorkspaceSize(DynamicPluginTensorDesc const* inputs, 
     return flashAttentionWorkspace(&args);
   });
 }
+
+char const* AttentionPlugin::getTimingCacheID() noexcept { return mTimingCacheId.c_str(); }
 
 char const* AttentionPlugin::getMetadataString() noexcept { return mMetadata.c_str(); }
 

@@ -42,6 +42,7 @@ class AttentionPlugin final : public nvinfer1::IPluginV3,
   size_t getWorkspaceSize(nvinfer1::DynamicPluginTensorDesc const* inputs, int32_t nbInputs,
                           nvinfer1::DynamicPluginTensorDesc const* outputs,
                           int32_t nbOutputs) const noexcept override;
+  char const* getTimingCacheID() noexcept override;
   char const* getMetadataString() noexcept override;
 
   // IPluginV3OneRuntime
@@ -55,6 +56,7 @@ class AttentionPlugin final : public nvinfer1::IPluginV3,
 
  private:
   Node const mNode;
+  std::string const mTimingCacheId;
   std::string const mMetadata;
   std::vector<nvinfer1::PluginField> const mFields;  // point into mNode.params
   nvinfer1::PluginFieldCollection const mFieldCollection;

@@ -2,7 +2,9 @@
 #include "params.h"
 
 #include <cstring>
+#include <locale>
 #include <sstream>
+#include <utility>
 
 #include "log.h"
 
@@ -142,12 +144,25 @@ std::vector<PluginField> const& fieldNames() {
   return names;
 }
 
-std::string textOf(Params const& params) {
-  std::ostringstream text;
+namespace {
+
+// "name=value ..." in the notation that `text` is set to.
+std::string listOf(Params const& params, std::ostringstream text) {
+  text.imbue(std::locale::classic());
   visitAttributes(params, [&](char const* name, auto const& member, auto, auto) {
     text << (text.tellp() > 0 ? " " : "") << name << '=' << member;
   });
   return text.str();
+}
+
+}  // namespace
+
+std::string textOf(Params const& params) { return listOf(params, std::ostringstream{}); }
+
+std::string timingCacheIdOf(Operator op, Params const& params) {
+  std::ostringstream text;
+  text << std::hexfloat;
+  return std::string{infoOf(op).name} + " " + kVersion + " " + listOf(params, std::move(text));
 }
 
 }  // namespace flash_export

@@ -45,4 +45,8 @@ std::vector<nvinfer1::PluginField> const& fieldNames();
 // "layout=0 q_num_heads=8 ...", for engine inspectors.
 std::string textOf(Params const& params);
 
+// "FlashAttention 1 layout=0 ... scale=0x1p-3 ...": what a timing cache must tell apart besides shapes and
+// types. Floats to the last bit, for two that differ in it run the same kernel with other numbers.
+std::string timingCacheIdOf(Operator op, Params const& params);
+
 }  // namespace flash_export

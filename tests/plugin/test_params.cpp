@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <set>
 
 #include "host.h"
 #include "runner.h"
@@ -199,6 +200,51 @@ TEST(no_field_collection_is_refused) {
   EXPECT(creator.createPlugin("attn_3", &negative, TensorRTPhase::kBUILD) == nullptr);
   PluginFieldCollection const none{0, nullptr};
   EXPECT(creator.createPlugin("attn_3", &none, TensorRTPhase::kBUILD) == nullptr);
+}
+
+// --- the timing cache -----------------------------------------------------------------------------------
+
+std::string timingCacheId(char const* op, host::Fields const& fields) {
+  host::PluginPtr const plugin = host::create(op, fields);
+  EXPECT(plugin != nullptr, op);
+  char const* const id = host::build(plugin).getTimingCacheID();
+  EXPECT(id != nullptr, op);
+  EXPECT(host::build(plugin).getTimingCacheID() == id, "the id moves");
+  host::PluginPtr const clone{plugin->clone()};
+  EXPECT(std::string{host::build(clone).getTimingCacheID()} == id, id);
+  return id;
+}
+
+TEST(the_timing_cache_id_is_the_same_for_the_same_node_and_another_for_each_operator) {
+  std::string const plain = timingCacheId(kPlain, {}), extended = timingCacheId(kEx, {}),
+                    packed = timingCacheId("FlashAttentionPacked", {});
+  EXPECT(timingCacheId(kPlain, {}) == plain, plain);
+  EXPECT(plain != extended && plain != packed && extended != packed, plain);
+  EXPECT(plain.rfind("FlashAttention 1 ", 0) == 0, plain);  // the plugin's version
+}
+
+TEST(every_attribute_alters_the_timing_cache_id) {
+  auto const ids = [](std::string const& name, std::vector<double> const& values) {
+    std::set<std::string> found;
+    for (double value : values) {
+      host::Fields fields;
+      if (name == "kv_num_heads") fields.set("q_num_heads", 8);
+      found.insert(timingCacheId(kEx, fields.set(name, value)));
+    }
+    return found.size();
+  };
+#define ALTERS(name, smallest, largest)                                          \
+  {                                                                              \
+    std::vector<double> const values = valuesOf(#name, smallest, largest);       \
+    std::set<double> const distinct(values.begin(), values.end());               \
+    EXPECT(distinct.size() > 1 && ids(#name, values) == distinct.size(), #name); \
+  }
+  FLASH_ATTENTION_INT_ATTRIBUTES(ALTERS)
+  FLASH_ATTENTION_FLOAT_ATTRIBUTES(ALTERS)
+#undef ALTERS
+  float const scale = 0.125F;  // in the last bit too, which six digits do not show
+  EXPECT(ids("scale", {scale, std::nextafter(scale, 1.0F)}) == 2);
+  EXPECT(ids("softcap", {scale, std::nextafter(scale, 1.0F)}) == 2);
 }
 
 TEST(the_metadata_lists_the_attributes) {
