@@ -37,9 +37,11 @@ CHART = ROOT / "docs" / "cpu_attention.svg"
 BEGIN, END = "<!-- cpu-table:begin -->", "<!-- cpu-table:end -->"
 TORCH = "PyTorch SDPA"
 OURS = ("operator", "operator [B, S, H·D]")
+ONNX_PEERS = tuple(way for way in GRAPHS if way not in OURS)
 MIB = 2**20
 MODELS = ("demo", "text_generation")
 """Samples whose models are timed whole, where they have been run."""
+LENGTHS_OF_MODELS = (128, 512)  # the encoder ends there
 
 
 class Runner:
@@ -78,11 +80,10 @@ class Plan:
     matrix_length: int  # beyond it, ways that hold an S x S matrix take too long
     rounds: int
     seconds: float
-    memory_length: int
 
 
-QUICK = Plan(lengths=(512, 1024, 2048), matrix_length=1024, rounds=3, seconds=0.04, memory_length=4096)
-FULL = Plan(lengths=(512, 1024, 2048, 4096, 8192), matrix_length=2048, rounds=7, seconds=0.2, memory_length=8192)
+QUICK = Plan(lengths=(512, 1024, 2048), matrix_length=1024, rounds=5, seconds=0.05)
+FULL = Plan(lengths=(512, 1024, 2048, 4096, 8192), matrix_length=2048, rounds=7, seconds=0.2)
 SHAPES = ((8, 64), (12, 64), (8, 128), (12, 128))
 Times = dict[tuple[Problem, int, str], float]
 """(problem, threads, way) -> seconds of one run."""
@@ -128,8 +129,8 @@ def square(heads: int, head_dim: int, length: int, **more: Any) -> Problem:
     return Problem(heads=heads, head_dim=head_dim, seqlen_q=length, seqlen_kv=length, **more)
 
 
-def decode(heads: int, head_dim: int) -> Problem:
-    return Problem(heads=heads, head_dim=head_dim, seqlen_q=1, seqlen_kv=2048)
+def decode(heads: int, head_dim: int, kv_heads: int = 0) -> Problem:
+    return Problem(heads=heads, head_dim=head_dim, seqlen_q=1, seqlen_kv=2048, kv_heads=kv_heads)
 
 
 def measure_all(bench: Bench) -> None:
@@ -144,9 +145,10 @@ def measure_all(bench: Bench) -> None:
                 bench.measure(square(heads, head_dim, length, causal=causal), 2, two_way)
     for heads, head_dim in SHAPES:
         for threads in (1, 2):
-            bench.measure(decode(heads, head_dim), threads, [*OURS, "decomposed", "MultiHeadAttention", TORCH])
+            for kv_heads in (0, heads // 4, 1):
+                bench.measure(decode(heads, head_dim, kv_heads), threads, [OURS[0], *ONNX_PEERS, TORCH])
         for variant in VARIANTS.values():
-            bench.measure(variant_problem(heads, head_dim, variant), 1, OURS[:1])
+            bench.measure(variant_problem(heads, head_dim, variant), 1, [OURS[0], *ONNX_PEERS, TORCH])
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -199,6 +201,26 @@ def speed_table(bench: Bench) -> str:
     return markdown(head, rows)
 
 
+def onnx_table(bench: Bench) -> str:
+    """How many times faster than each way of ONNX Runtime, on one thread."""
+    cases: dict[str, list[Problem]] = {}
+    for title, causal in (("full", False), ("causal", True)):
+        for length in bench.plan.lengths:
+            cases[f"{title}, S = {length:,}"] = [square(h, d, length, causal=causal) for h, d in SHAPES]
+    for title, variant in VARIANTS.items():
+        if variant:
+            cases[f"{title}, S = 1,024"] = [variant_problem(h, d, variant) for h, d in SHAPES]
+    cases["decoding, Skv = 2,048"] = [decode(h, d) for h, d in SHAPES]
+    cases["decoding, 4 query heads a key head"] = [decode(h, d, h // 4) for h, d in SHAPES]
+    cases["decoding, one key head"] = [decode(h, d, 1) for h, d in SHAPES]
+    rows = []
+    for title, problems in cases.items():
+        seen = [way for way in ONNX_PEERS if all((p, 1, way) in bench.times for p in problems)]
+        cells = {way: f"{ratio(bench, problems, 1, OURS[0], way):.2f}" for way in seen}
+        rows.append([title, *(cells.get(way, "") for way in ONNX_PEERS)])
+    return markdown(["× ONNX Runtime, 1 thread", *ONNX_PEERS], rows)
+
+
 def torch_table(bench: Bench) -> str:
     """How many times faster than PyTorch."""
     rows = []
@@ -206,7 +228,9 @@ def torch_table(bench: Bench) -> str:
         for length in bench.plan.lengths:
             shapes = {d: [square(h, d, length, causal=causal) for h in (8, 12)] for d in (64, 128)}
             rows.append([f"{title}, S = {length:,}", *torch_cells(bench, shapes)])
-    rows.append(["decoding, Skv = 2,048", *torch_cells(bench, {d: [decode(h, d) for h in (8, 12)] for d in (64, 128)})])
+    for title, group in (("", 0), (", 4 query heads a key head", 4)):
+        shapes = {d: [decode(h, d, h // group if group else 0) for h in (8, 12)] for d in (64, 128)}
+        rows.append([f"decoding, Skv = 2,048{title}", *torch_cells(bench, shapes)])
     return markdown(["× PyTorch SDPA", "D 64, 1 thread", "2 threads", "D 128, 1 thread", "2 threads"], rows)
 
 
@@ -225,23 +249,21 @@ def variant_table(bench: Bench) -> str:
     return markdown(["S = 1,024", "time, × no mask"], rows)
 
 
-def memory_table(plan: Plan) -> str:
-    """The peak that a run adds, its output not counted, in MiB."""
-    problems = {
-        "full": square(12, 64, plan.memory_length),
-        "causal": square(12, 64, plan.memory_length, causal=True),
-        "additive mask [B, 1, 1, Skv]": square(12, 64, plan.memory_length, mask="keys"),
-    }
+def memory_table() -> str:
+    """The peak that a run adds, its output not counted, in MiB; 8,192 only for ways without an S x S matrix."""
+    kinds: dict[str, dict[str, Any]] = {"full": {}, "causal": {"causal": True}}
+    kinds |= {"mask [B, 1, 1, Skv]": {"mask": "keys"}, "mask [B, 1, Sq, Skv]": {"mask": "full"}}
+    columns = [(f"{kind}, {n:,}", n, more) for n in (4096, 8192) for kind, more in kinds.items()]
     rows = []
     for way in [*GRAPHS, TORCH]:
+        lean = way in (*OURS, TORCH, "GroupQueryAttention")
         cells = []
-        for problem in problems.values():
-            # 12 matrices of S x S are 3 GiB at 8,192, and some hold two.
-            able = takes(way, problem) if way in GRAPHS else True
-            held = way in OURS or way in (TORCH, "GroupQueryAttention") or plan.memory_length <= 4096
-            cells.append(f"{memory(way, problem) / MIB:,.0f}" if able and held else "")
+        for _, length, more in columns:
+            problem = square(12, 64, length, **more)
+            able = (way not in GRAPHS or takes(way, problem)) and (lean or length <= 4096)
+            cells.append(f"{memory(way, problem) / MIB:,.0f}" if able else "")
         rows.append([f"**{way}**" if way in OURS else way, *cells])
-    return markdown([f"MiB, 12 heads of 64, S = {plan.memory_length:,}", *problems], rows)
+    return markdown(["MiB, 12 heads of 64", *(title for title, _, _ in columns)], rows)
 
 
 def memory(way: str, problem: Problem) -> float:
@@ -258,7 +280,7 @@ def model_table(bench: Bench, models: Sequence[Path]) -> str:
     rows = []
     for fused in models:
         unfused = fused.with_suffix(".unfused.onnx")
-        for length in (128, 512):
+        for length in LENGTHS_OF_MODELS:
             for threads in (1, 2):
                 pairs = [
                     (bench.model("fused", fused, length, threads), bench.model("unfused", unfused, length, threads))
@@ -298,7 +320,7 @@ def main() -> None:
     arguments = parser.parse_args()
     plan = FULL if arguments.full else QUICK
     if arguments.lengths:
-        plan = dataclasses.replace(plan, lengths=tuple(arguments.lengths), memory_length=max(arguments.lengths))
+        plan = dataclasses.replace(plan, lengths=tuple(arguments.lengths))
     bench = Bench(plan)
     measure_all(bench)
     present = [path for path in arguments.models if path.is_file()]
@@ -310,10 +332,12 @@ def main() -> None:
         f"GFLOP/s on one thread; one thread reads memory at {bench.peak('read') / 1e9:.0f} GB/s.",
         "How many times faster than PyTorch, medians over 8 and 12 heads:",
         torch_table(bench),
+        "How many times faster than ONNX Runtime's own ways, medians over 8 and 12 heads of 64 and 128:",
+        onnx_table(bench),
         "What masks and groups cost:",
         variant_table(bench),
         "Memory that one run adds, its output not counted:",
-        memory_table(plan),
+        memory_table(),
     ]
     if present:
         parts += ["Whole models, batch 1:", model_table(bench, present)]
