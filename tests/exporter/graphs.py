@@ -88,6 +88,37 @@ def code(proto: onnx.ModelProto) -> str:
     return site.status if site.reason is None else site.reason.code
 
 
+def renamed(proto: onnx.ModelProto, seed: int) -> onnx.ModelProto:
+    """The same graph, every tensor and node called n0, n1, … and the nodes in another valid order.
+
+    For graphs without subgraphs; the checker would find a name that was overlooked.
+    """
+    copy = onnx.ModelProto.FromString(proto.SerializeToString())
+    graph = copy.graph
+    values = [*graph.input, *graph.output]
+    names = [v.name for v in (*values, *graph.initializer)] + [o for n in graph.node for o in n.output if o]
+    mixed = np.random.default_rng(seed).permutation(list(dict.fromkeys(names)))
+    new = {str(name): f"n{i}" for i, name in enumerate(mixed)} | {"": ""}
+    for named in (*values, *graph.initializer):
+        named.name = new[named.name]
+    for index, node in enumerate(graph.node):
+        node.name = f"n{index}"
+        node.input[:] = [new[x] for x in node.input]
+        node.output[:] = [new[x] for x in node.output]
+    del graph.value_info[:]
+    left, done, order = list(graph.node), {v.name for v in (*graph.input, *graph.initializer)}, []
+    while left:
+        ready = [n for n in left if all(x in done or not x for x in n.input)]
+        pick = ready[-1] if seed % 2 else ready[0]
+        left.remove(pick)
+        order.append(pick)
+        done.update(pick.output)
+    del graph.node[:]
+    graph.node.extend(order)
+    onnx.checker.check_model(copy)
+    return copy
+
+
 PLAIN = PRODUCT + "probs = Softmax <axis = -1> (scaled)\n out = MatMul (probs, v)\n"
 """The body of attention without a mask."""
 

@@ -25,6 +25,7 @@ from exporter.graphs import (
     model,
     numbers,
     only,
+    renamed,
 )
 from exporter.torch_exports import Wrapped, export, run
 
@@ -123,31 +124,6 @@ def test_a_second_run_finds_the_nodes_and_changes_nothing() -> None:
     assert only(sites).attributes is not None
     assert only(sites).operator == "FlashAttention"
     assert twice.SerializeToString(deterministic=True) == once.SerializeToString(deterministic=True)
-
-
-def renamed(proto: onnx.ModelProto, seed: int) -> onnx.ModelProto:
-    """The same graph with every tensor and node called n0, n1, … and the nodes in another valid order."""
-    copy = onnx.ModelProto.FromString(proto.SerializeToString())
-    names = [i.name for i in copy.graph.initializer] + [o for n in copy.graph.node for o in n.output]
-    names = [n for n in dict.fromkeys(names) if n not in {v.name for v in (*copy.graph.input, *copy.graph.output)}]
-    new = {name: f"n{i}" for i, name in enumerate(np.random.default_rng(seed).permutation(names))}
-    for initializer in copy.graph.initializer:
-        initializer.name = new.get(initializer.name, initializer.name)
-    for index, node in enumerate(copy.graph.node):
-        node.name = f"n{index}"
-        node.input[:] = [new.get(x, x) for x in node.input]
-        node.output[:] = [new.get(x, x) for x in node.output]
-    del copy.graph.value_info[:]
-    left, done, order = list(copy.graph.node), {v.name for v in (*copy.graph.input, *copy.graph.initializer)}, []
-    while left:
-        ready = [n for n in left if all(x in done or not x for x in n.input)]
-        pick = ready[-1] if seed % 2 else ready[0]
-        left.remove(pick)
-        order.append(pick)
-        done.update(pick.output)
-    del copy.graph.node[:]
-    copy.graph.node.extend(order)
-    return copy
 
 
 @pytest.mark.parametrize("seed", [1, 2])
