@@ -21,35 +21,30 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
+import attention_graphs as graphs
 import onnx
 import onnx_ir as ir
-from onnx import TensorProto, helper, numpy_helper
+from attention_graphs import BATCH, HEAD_DIM, HEADS, OPSET, Graph
+from onnx import TensorProto, helper
 
 from flash_export.find import find
-from flash_export.op import DOMAIN, LAYOUT_BHSD, OPERATORS, VERSION, Attributes
+from flash_export.op import DOMAIN, VERSION
 from flash_trt import attention, backends, onnx_file, plugin_library
 from flash_trt.build import build_engine, prove_plugins
 from flash_trt.shapes import plan_profile
 
-BATCH, HEADS, HEAD_DIM, LARGE_HEAD_DIM = 1, 8, 64, 320
-SCALE = HEAD_DIM**-0.5
-CAP = 30.0
-SINKS = np.linspace(-1, 1, HEADS)
 LENGTHS = (1024, 4096, 16384)
 TARGET = "sm89"
-OPSET = 18
 BEGIN, END = "<!-- memory-table:begin -->", "<!-- memory-table:end -->"
 MIB = 2**20
-
-Graph = tuple[list[onnx.NodeProto], list[onnx.TensorProto]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
     """One way to write attention: its unfused graph, and the FlashAttention node with the same outputs.
 
-    ``fused`` is None where there is no such node, since flash-export refuses the graph.
+    ``fused`` is None where there is no such node, since flash-export refuses the graph. ``masked`` graphs have one more
+    input, ``mask`` bool [1, 8, S, S], true where a query sees a key.
     """
 
     title: str
@@ -58,6 +53,8 @@ class Row:
     fused: Graph | None
     lse: bool = False
     head_dim: int = HEAD_DIM
+    masked: bool = False
+    opset: int = OPSET
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,149 +80,29 @@ class Measured:
         return f"{self.title}: {done} ({self.refusal})."
 
 
-# --- the graphs: query, key, value [1, 8, S, D] -> output [1, 8, S, D] (and lse [1, 8, S]) ---------------------------
-
-
-def scores(dtype: int, *, upcast: bool = False, scale: float = SCALE) -> Graph:
-    """``scores`` [1, 8, S, S] = ``scale`` * query . key^T, in fp32 when ``upcast``."""
-    query, key = ("query_wide", "key_wide") if upcast else ("query", "key")
-    casts = [
-        helper.make_node("Cast", ["query"], [query], to=TensorProto.FLOAT),
-        helper.make_node("Cast", ["key"], [key], to=TensorProto.FLOAT),
-    ]
-    nodes = [
-        helper.make_node("Transpose", [key], ["key_transposed"], perm=[0, 1, 3, 2]),
-        helper.make_node("MatMul", [query, "key_transposed"], ["products"]),
-        helper.make_node("Mul", ["products", "scale"], ["scores"]),
-    ]
-    return (casts if upcast else []) + nodes, [constant("scale", scale, TensorProto.FLOAT if upcast else dtype)]
-
-
-def weighted_values(of: str, dtype: int, *, upcast: bool = False) -> list[onnx.NodeProto]:
-    """``output`` = softmax(``of``) . value."""
-    cast = [helper.make_node("Cast", ["probs"], ["probs_narrow"], to=dtype)]
-    return [
-        helper.make_node("Softmax", [of], ["probs"], axis=-1),
-        *(cast if upcast else []),
-        helper.make_node("MatMul", ["probs_narrow" if upcast else "probs", "value"], ["output"]),
-    ]
-
-
-def upcast_scores(dtype: int) -> Graph:
-    """Attention whose query and key are upcast to fp32 for the scores and the softmax."""
-    nodes, constants = scores(dtype, upcast=True)
-    return nodes + weighted_values("scores", dtype, upcast=True), constants
-
-
-def causal(dtype: int, scale: float = SCALE) -> Graph:
-    """Attention whose mask is computed from the length, as exporters write it."""
-    nodes, constants = scores(dtype, scale=scale)
-    mask = [
-        helper.make_node("Shape", ["query"], ["length"], start=2, end=3),
-        helper.make_node("Squeeze", ["length"], ["count"]),
-        helper.make_node("Range", ["zero", "count", "one"], ["keys"]),
-        helper.make_node("Unsqueeze", ["keys", "last_axis"], ["rows"]),
-        helper.make_node("LessOrEqual", ["keys", "rows"], ["visible"]),
-        helper.make_node("Where", ["visible", "scores", "hidden"], ["masked"]),
-    ]
-    constants += [
-        constant("zero", 0, TensorProto.INT64),
-        constant("one", 1, TensorProto.INT64),
-        constant("last_axis", [1], TensorProto.INT64),
-        constant("hidden", -np.inf, dtype),
-    ]
-    return nodes + mask + weighted_values("masked", dtype), constants
-
-
-def with_lse(dtype: int) -> Graph:
-    """Attention that also gives the log-sum-exp of its scores, as ring attention and split prefills need it."""
-    nodes, constants = scores(dtype)
-    lse = [
-        helper.make_node("ReduceLogSumExp", ["scores", "keys_axis"], ["lse_narrow"], keepdims=0),
-        helper.make_node("Cast", ["lse_narrow"], ["lse"], to=TensorProto.FLOAT),
-    ]
-    constants.append(constant("keys_axis", [-1], TensorProto.INT64))
-    return nodes + lse + weighted_values("scores", dtype), constants
-
-
-def softcapped(dtype: int) -> Graph:
-    """Attention whose scores are capped: CAP * tanh(score / CAP)."""
-    nodes, constants = scores(dtype)
-    cap = [
-        helper.make_node("Div", ["scores", "cap"], ["shrunk"]),
-        helper.make_node("Tanh", ["shrunk"], ["bent"]),
-        helper.make_node("Mul", ["bent", "cap"], ["capped"]),
-    ]
-    return nodes + cap + weighted_values("capped", dtype), [*constants, constant("cap", CAP, dtype)]
-
-
-def with_sinks(dtype: int) -> Graph:
-    """Attention with one more score a head that takes its share of the softmax and has no value."""
-    nodes, constants = scores(dtype)
-    sink = [
-        helper.make_node("Shape", ["query"], ["rows"], start=0, end=3),
-        helper.make_node("Concat", ["rows", "one_column"], ["column"], axis=0),
-        helper.make_node("Expand", ["sink", "column"], ["sink_column"]),
-        helper.make_node("Concat", ["scores", "sink_column"], ["with_sink"], axis=-1),
-        helper.make_node("Softmax", ["with_sink"], ["all_probs"], axis=-1),
-        helper.make_node("Slice", ["all_probs", "first", "before_last", "keys_axis"], ["probs"]),
-        helper.make_node("MatMul", ["probs", "value"], ["output"]),
-    ]
-    constants += [
-        constant("sink", SINKS[:, None, None], dtype),
-        constant("one_column", [1], TensorProto.INT64),
-        constant("first", [0], TensorProto.INT64),
-        constant("before_last", [-1], TensorProto.INT64),
-        constant("keys_axis", [3], TensorProto.INT64),
-    ]
-    return nodes + sink, constants
-
-
-def flash(**attributes: float) -> Graph:
-    """One FlashAttention node."""
-    values = Attributes(q_num_heads=HEADS, kv_num_heads=HEADS, scale=SCALE, layout=LAYOUT_BHSD, **attributes)
-    node = helper.make_node(
-        "FlashAttention", ["query", "key", "value"], ["output"], name="attention", domain=DOMAIN, **values.as_dict()
-    )
-    return [node], []
-
-
-def flash_extended(dtype: int, sinks: np.ndarray | None = None) -> Graph:
-    """One FlashAttentionEx node, whose side inputs are neutral but for ``sinks`` [8]."""
-    operator = OPERATORS["FlashAttentionEx"]
-    values = Attributes(
-        q_num_heads=HEADS, kv_num_heads=HEADS, scale=SCALE, layout=LAYOUT_BHSD, has_sinks=int(sinks is not None)
-    )
-    node = helper.make_node(
-        operator.name, operator.inputs, operator.outputs, name="attention", domain=DOMAIN, **values.as_dict()
-    )
-    sides = [
-        constant("bias", np.zeros((1, 1, 1, 1)), dtype),
-        constant("kv_lengths", [np.iinfo(np.int32).max], TensorProto.INT32),
-        constant("sinks", [-np.inf] if sinks is None else sinks, TensorProto.FLOAT),
-    ]
-    return [node], sides
-
-
-def constant(name: str, value: object, dtype: int) -> onnx.TensorProto:
-    """An initializer."""
-    return numpy_helper.from_array(np.array(value, helper.tensor_dtype_to_np_dtype(dtype)), name)
-
-
 HALF, FULL = TensorProto.FLOAT16, TensorProto.FLOAT
 ROWS = (
-    Row("causal, fp16", HALF, causal(HALF), flash(causal=1)),
-    Row("causal, fp32", FULL, causal(FULL), flash(causal=1)),
-    Row("log-sum-exp as an output, fp16", HALF, with_lse(HALF), flash_extended(HALF), lse=True),
-    Row("softcap, fp16", HALF, softcapped(HALF), flash(softcap=CAP)),
-    Row("sinks, fp16", HALF, with_sinks(HALF), flash_extended(HALF, SINKS)),
-    Row("QKᵀ and softmax in fp32, the rest in fp16", HALF, upcast_scores(HALF), flash()),
+    Row("causal, fp16", HALF, graphs.causal(HALF), graphs.flash(causal=1)),
+    Row("causal, fp32", FULL, graphs.causal(FULL), graphs.flash(causal=1)),
+    Row("log-sum-exp as an output, fp16", HALF, graphs.with_lse(HALF), graphs.flash_extended(HALF), lse=True),
+    Row("softcap, fp16", HALF, graphs.softcapped(HALF), graphs.flash(softcap=graphs.CAP)),
+    Row("sinks, fp16", HALF, graphs.with_sinks(HALF), graphs.flash_extended(HALF, graphs.SINKS)),
+    Row("QKᵀ and softmax in fp32, the rest in fp16", HALF, graphs.upcast_scores(HALF), graphs.flash()),
+    Row("causal SDPA of PyTorch's legacy exporter, fp16", HALF, graphs.legacy_sdpa(), graphs.flash(causal=1)),
     Row(
-        f"causal, head dim {LARGE_HEAD_DIM}, fp16",
+        "`Attention` with a boolean mask for each head, fp16",
         HALF,
-        causal(HALF, LARGE_HEAD_DIM**-0.5),
+        graphs.standard_masked(),
+        graphs.flash_extended(HALF, masked=True),
+        masked=True,
+        opset=23,
+    ),
+    Row(
+        f"causal, head dim {graphs.LARGE_HEAD_DIM}, fp16",
+        HALF,
+        graphs.causal(HALF, graphs.LARGE_HEAD_DIM**-0.5),
         None,
-        head_dim=LARGE_HEAD_DIM,
+        head_dim=graphs.LARGE_HEAD_DIM,
     ),
 )
 
@@ -235,9 +112,11 @@ def model_of(row: Row, graph: Graph, length: int) -> onnx.ModelProto:
     nodes, constants = graph
     dims = [BATCH, HEADS, length, row.head_dim]
     inputs = [helper.make_tensor_value_info(name, row.dtype, dims) for name in ("query", "key", "value")]
+    if row.masked:
+        inputs.append(helper.make_tensor_value_info("mask", TensorProto.BOOL, [BATCH, HEADS, length, length]))
     outputs = [helper.make_tensor_value_info("output", row.dtype, dims)]
     outputs += [helper.make_tensor_value_info("lse", TensorProto.FLOAT, dims[:3])] if row.lse else []
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, VERSION)]
+    opsets = [helper.make_opsetid("", row.opset), helper.make_opsetid(DOMAIN, VERSION)]
     built = helper.make_graph(nodes, "attention", inputs, outputs, constants)
     return helper.make_model(built, opset_imports=opsets, ir_version=9)  # noqa: TID251 - a few nodes, no rewriting
 
@@ -289,11 +168,31 @@ def measure(lengths: Sequence[int], rows: Sequence[Row] = ROWS) -> list[Measured
     return measured
 
 
+def varlen_note(backend: backends.Backend) -> str:
+    """What TensorRT says of its own attention on packed sequences, each of its own length; "" where it builds it."""
+    trt, mark = backend.trt, len(backend.log)
+    builder = backends.create_builder(backend)
+    network = backends.create_network(backend, builder)
+    tensors = [network.add_input(name, trt.float16, (LENGTHS[0], HEADS, HEAD_DIM)) for name in ("q", "k", "v")]
+    lengths = network.add_input("lengths", trt.int32, (3,))
+    layer = network.add_attention_v2(*tensors, trt.AttentionNormalizationOp.SOFTMAX, trt.CausalMaskKind.NONE)
+    layer.query_form = layer.key_value_form = trt.AttentionIOForm.PACKED_NHD
+    layer.query_lengths = layer.key_value_lengths = lengths
+    network.mark_output(layer.get_output(0))
+    config = builder.create_builder_config()
+    backends.set_targets(backend, config, (TARGET,))
+    if builder.build_serialized_network(network, config) is not None:
+        return ""
+    words = "no fused kernel is available"
+    why = f": {words}" if any(words in text for text in backend.errors_since(mark)) else ""
+    return f"TensorRT's own attention on packed sequences (`IAttention`, `PACKED_NHD`) does not build{why}."
+
+
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def table(measured: Sequence[Measured], lengths: Sequence[int], version: str) -> str:
-    """The README's table in Markdown, in MiB."""
+def table(measured: Sequence[Measured], lengths: Sequence[int], version: str, note: str = "") -> str:
+    """The README's table in Markdown, in MiB; ``note`` is its last line."""
     lines = [
         "| attention | without the plugin | " + " | ".join(f"S = {length:,}" for length in lengths) + " |",
         "|---" * (len(lengths) + 2) + "|",
@@ -307,6 +206,7 @@ def table(measured: Sequence[Measured], lengths: Sequence[int], version: str) ->
         f"In MiB: TensorRT for RTX {version} on the unfused graph → the same with one FlashAttention node and the "
         f"plugin. Built for {TARGET}; inputs and outputs are not counted.",
         *(row.note for row in measured if row.note),
+        *([note] if note else []),
     ]
     return "\n".join(lines)
 
@@ -335,7 +235,8 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), metavar="S")
     arguments = parser.parse_args()
     measured = measure(arguments.lengths)
-    text = table(measured, arguments.lengths, backends.load("tensorrt-rtx").version)
+    backend = backends.load("tensorrt-rtx")
+    text = table(measured, arguments.lengths, backend.version, varlen_note(backend))
     print(text)
     if not arguments.check:
         rewrite(Path(__file__).resolve().parents[1] / "README.md", text)

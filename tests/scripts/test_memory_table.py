@@ -14,7 +14,18 @@ import pytest
 from contract.reference import attention
 from onnx.reference import ReferenceEvaluator
 
-ROWS = 7
+from flash_trt import backends, plugin_library
+from flash_trt.backends import Backend
+
+ROWS = 9
+
+
+@pytest.fixture(scope="module")
+def rtx() -> Backend:
+    """TensorRT for RTX with our plugin."""
+    backend = backends.load("tensorrt-rtx")
+    plugin_library.load(backend)
+    return backend
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +36,7 @@ def memory_table(repo_root: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["memory_table"] = module
+    sys.path.insert(0, str(repo_root / "scripts"))  # where it looks for attention_graphs.py
     spec.loader.exec_module(module)
     assert len(module.ROWS) == ROWS
     return module
@@ -32,11 +44,31 @@ def memory_table(repo_root: Path) -> ModuleType:
 
 def test_the_plugins_scratch_is_linear_in_the_length(memory_table: ModuleType) -> None:
     row_bytes = memory_table.HEADS * memory_table.HEAD_DIM * 4
-    fused = [row for row in memory_table.ROWS if row.fused is not None]
-    assert len(fused) == ROWS - 1
+    fused = [row for row in memory_table.ROWS if row.fused is not None and not row.masked]
+    assert len(fused) == ROWS - 2
     for row in memory_table.measure((255, 1020), fused):
         assert row.fused[1020] <= 4 * row_bytes * 1020, row.title
         assert row.fused[1020] <= 4 * row.fused[255] + 4096, row.title
+
+
+def test_a_mask_for_each_head_is_kept_once_with_the_plugin(memory_table: ModuleType) -> None:
+    (row,) = memory_table.measure((1020,), [row for row in memory_table.ROWS if row.masked])
+    bias = memory_table.HEADS * 1020 * 1020 * 2
+    assert bias <= row.fused[1020] <= 1.1 * bias
+    assert row.unfused[1020] >= bias
+    assert row.by == "TensorRT's own fused kernel"
+
+
+def test_packed_sequences_are_tried_with_tensorrts_own_attention(memory_table: ModuleType, rtx: Backend) -> None:
+    note = memory_table.varlen_note(rtx)
+    assert note.endswith("does not build: no fused kernel is available.")
+    assert memory_table.table([], (), "1.7", note).splitlines()[-1] == note
+
+
+def test_pytorchs_legacy_exporter_upcasts_what_tensorrt_then_does_not_fuse(memory_table: ModuleType) -> None:
+    (row,) = memory_table.measure((777,), [r for r in memory_table.ROWS if "legacy exporter" in r.title])
+    assert row.unfused[777] >= memory_table.HEADS * 777 * 777 * 4
+    assert (row.by, row.refusal) == ("an unfused chain", "")
 
 
 def test_a_row_that_tensorrt_does_not_fuse_holds_the_scores(memory_table: ModuleType) -> None:
@@ -80,18 +112,23 @@ def test_both_graphs_of_a_row_stand_for_the_same_attention(memory_table: ModuleT
     dtype = onnx.helper.tensor_dtype_to_np_dtype(row.dtype)
     shape = (memory_table.BATCH, memory_table.HEADS, length, memory_table.HEAD_DIM)
     inputs = {name: rng.standard_normal(shape).astype(dtype) for name in ("query", "key", "value")}
+    visible = rng.random((*shape[:3], length)) > 0.3
+    visible[..., 0] = True  # a row that sees nothing is NaN in the one and 0 in the other
+    if row.masked:
+        inputs["mask"] = visible
     outputs = ReferenceEvaluator(memory_table.model_of(row, row.unfused, length)).run(None, inputs)
 
     graph = memory_table.model_of(row, row.fused, length).graph
-    (node,) = graph.node
+    node = graph.node[-1]
     constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    wide = [array.astype(np.float64) for array in inputs.values()]
+    wide = [inputs[name].astype(np.float64) for name in ("query", "key", "value")]
     output, lse = attention(
         *wide,
         scale=attributes["scale"],
         causal=attributes["causal"],
         softcap=attributes["softcap"],
+        bias=np.where(visible, 0.0, -np.inf) if attributes["has_bias"] else None,
         sinks=constants["sinks"].astype(np.float64) if attributes["has_sinks"] else None,
     )
     rounding = 4 * float(np.finfo(dtype).eps)
@@ -120,6 +157,7 @@ def test_the_readme_holds_every_row(memory_table: ModuleType, repo_root: Path) -
     table = text.partition(memory_table.BEGIN)[2].partition(memory_table.END)[0]
     for row in memory_table.ROWS:
         assert f"| {row.title} |" in table
+    assert "packed sequences (`IAttention`, `PACKED_NHD`) does not build" in table
 
 
 def test_sizes_are_spelled_in_mib(memory_table: ModuleType) -> None:
