@@ -119,7 +119,7 @@ def test_both_graphs_of_a_row_stand_for_the_same_attention(memory_table: ModuleT
     outputs = ReferenceEvaluator(memory_table.model_of(row, row.unfused, length)).run(None, inputs)
 
     graph = memory_table.model_of(row, row.fused, length).graph
-    node = graph.node[-1]
+    *before, node = graph.node
     constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     wide = [inputs[name].astype(np.float64) for name in ("query", "key", "value")]
@@ -128,13 +128,22 @@ def test_both_graphs_of_a_row_stand_for_the_same_attention(memory_table: ModuleT
         scale=attributes["scale"],
         causal=attributes["causal"],
         softcap=attributes["softcap"],
-        bias=np.where(visible, 0.0, -np.inf) if attributes["has_bias"] else None,
+        bias=_bias(before, graph, visible) if attributes["has_bias"] else None,
         sinks=constants["sinks"].astype(np.float64) if attributes["has_sinks"] else None,
     )
     rounding = 4 * float(np.finfo(dtype).eps)
     np.testing.assert_allclose(outputs[0].astype(np.float64), output, atol=rounding * np.abs(output).max())
     if row.lse:
         np.testing.assert_allclose(outputs[1].astype(np.float64), lse, atol=rounding * np.abs(lse).max())
+
+
+def _bias(nodes: list[onnx.NodeProto], graph: onnx.GraphProto, mask: np.ndarray) -> np.ndarray:
+    """What ``nodes``, those before the FlashAttention node, make of the mask."""
+    given = [value for value in graph.input if value.name == "mask"]
+    made = [onnx.helper.make_tensor_value_info("bias", onnx.TensorProto.FLOAT16, None)]
+    part = onnx.helper.make_graph(nodes, "bias", given, made, graph.initializer)
+    (bias,) = ReferenceEvaluator(onnx.helper.make_model(part)).run(None, {"mask": mask})
+    return bias.astype(np.float64)
 
 
 def test_only_the_text_between_the_markers_changes(memory_table: ModuleType, tmp_path: Path) -> None:
