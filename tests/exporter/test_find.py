@@ -117,6 +117,26 @@ def test_attention_inside_a_branch_is_refused_as_subgraph_with_a_way_out() -> No
     assert "models of their own" in reason.action
 
 
+def test_attention_inside_a_loop_is_refused_as_subgraph_with_a_way_out() -> None:
+    """Layers that share their weights, run in a loop: the state is Q, K and V stay."""
+    body = (
+        "body = step (int64 turn, bool go_on, float[B, 4, S, 8] state) => (bool again, float[B, 4, S, 8] next) {\n"
+        " again = Identity (go_on)\n kt = Transpose <perm = [0, 1, 3, 2]> (k)\n s = MatMul (state, kt)\n"
+        " scaled = Mul (s, scale)\n p = Softmax <axis = -1> (scaled)\n next = MatMul (p, v)\n }"
+    )
+    proto = model(f"out = Loop (turns, yes, q) <{body}>\n", inputs=graphs.QKV + ", int64 turns")
+    fused, sites = fuse(proto)
+    reason = only(sites).reason
+    assert reason is not None
+    assert reason.code == "subgraph"
+    assert "the body of Loop" in reason.text
+    assert "unroll the loop" in reason.action
+    assert fused.graph == ir.to_proto(ir.from_proto(proto)).graph
+    inputs = [*numbers({"B": 2, "S": 5, "T": 7}), np.array(3)]
+    expected, got = both(proto, fused, inputs)
+    np.testing.assert_array_equal(got, expected)
+
+
 def test_a_second_run_finds_the_nodes_and_changes_nothing() -> None:
     once, _ = fuse(attention("keep = LessOrEqual (j, i)\n masked = Where (keep, scaled, hidden)"))
     twice, sites = fuse(once)

@@ -32,7 +32,7 @@ STANDARD = {
 }
 
 
-@pytest.mark.parametrize("opset", [23, 24])
+@pytest.mark.parametrize("opset", [23, 24, 25])
 @pytest.mark.parametrize("name", STANDARD)
 def test_the_standard_operator_is_fused(name: str, opset: int) -> None:
     line, expected = STANDARD[name]
