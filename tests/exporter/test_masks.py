@@ -102,6 +102,69 @@ def test_a_window_wider_than_any_usual_trial_is_not_taken_for_causal() -> None:
     assert time.monotonic() - start < 60
 
 
+NEVER_MET = {
+    "numbers that cancel": (
+        "x = Add (far, big)\n near = Less (x, limit)",
+        "int64 big = {2000000000}, int64 limit = {2000003000}",
+    ),
+    "tiny factor": (
+        "f = Cast <to = 1> (far)\n x = Mul (f, big)\n near = Less (x, limit)",
+        "float big = {1e-10}, float limit = {3e-7}",
+    ),
+    "huge divisor": (
+        "f = Cast <to = 1> (far)\n x = Div (f, big)\n near = Less (x, limit)",
+        "float big = {1e10}, float limit = {3e-7}",
+    ),
+    "large table": (
+        "c = Clip (far, i0, last)\n limits = Gather (table, c)\n near = Less (far, limits)",
+        f"int64 last = {{99}}, int64[100] table = {{{', '.join(['3000'] * 100)}}}",
+    ),
+    "positions that wrap around": ("f = Cast <to = 5> (far)\n near = GreaterOrEqual (f, low)", "int16 low = {-32000}"),
+    "a filled position": (
+        "x = Where (past, far, big)\n y = Sub (x, big)\n near = Less (y, limit)",
+        "int64 big = {-2000000000}, int64 limit = {2000003000}",
+    ),
+}
+"""A window of 3,000 keys, or one that appears where int16 ends, in numbers that a short mask never shows."""
+
+
+def of_one_length(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The same with S for T: a mask of S x S is not tried far out, where it would fill the memory."""
+    for value in (*proto.graph.input, *proto.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param == "T":
+                dim.dim_param = "S"
+    return proto
+
+
+@pytest.mark.parametrize("name", NEVER_MET)
+def test_a_window_that_its_numbers_do_not_show_is_never_taken_for_causal(name: str) -> None:
+    lines, constants = NEVER_MET[name]
+    wide = attention(
+        f"past = LessOrEqual (j, i)\n far = Sub (i, j)\n {lines}\n keep = And (near, past)\n"
+        "bias = Where (keep, zero, hidden)\n masked = Add (scaled, bias)",
+        constants=f"{graphs.CONSTANTS}, {constants}",
+    )
+    proto = of_one_length(wide)
+    fused, sites = fuse(proto)
+    site = only(sites)
+    assert site.status == "fused"
+    assert site.bias_shape is not None or site.attributes.window_left == 2999
+    expected, got = both(proto, fused, numbers(SQUARE[0]))
+    np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
+def test_a_mask_of_numbers_out_of_reach_that_meet_no_position_is_still_proven() -> None:
+    """As Hugging Face writes it: a fill of finfo.min times a truth, and a clip of positions at the largest int64."""
+    proto = attention(
+        "top = Clip (j, i0, most)\n late = Greater (top, i)\n f = Cast <to = 1> (late)\n bias = Mul (f, fill)\n"
+        "masked = Add (scaled, bias)",
+        constants=f"{graphs.CONSTANTS}, int64 most = {{9223372036854775807}}, float fill = {{-3.4e38}}",
+    )
+    site = only(fuse(proto)[1])
+    assert (causal(site), site.bias_shape) == ("top_left", None)
+
+
 def test_a_window_beyond_what_is_evaluated_stays_a_tensor() -> None:
     proto = attention(
         "far = Sub (i, j)\n near = Less (far, w)\n past = LessOrEqual (j, i)\n keep = And (near, past)\n"
