@@ -76,6 +76,7 @@ def check(
 
     Raises:
         NotProven: sites that no input tried tells from wrong ones. They have to stay as they were.
+        CannotRunUnfused: nothing here opens the unfused model.
         NumbersDiffer: a site, or else an output of the whole model, is off by more than rounding explains.
         UsageError: ``values`` cannot be used, or no inputs can be drawn on which the unfused model gives numbers.
         check_structure.BrokenRewrite: the file itself is wrong.

@@ -29,6 +29,11 @@ FLOAT64_LIMIT_BYTES = 4 * 2**30
 SMALL_MODEL_BYTES = 16 * 2**20
 """A model of up to this many weights is cheap to run again, to measure the rounding of a small output better."""
 
+
+class CannotRunUnfused(Exception):
+    """ONNX Runtime does not open the unfused model; the text is ONNX Runtime's."""
+
+
 _SHAPE_OF = "flash_export/shape_of/"
 
 Reference = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
@@ -84,12 +89,16 @@ def run_unfused(
     Of each trial the first choice that the model takes counts; one without such a choice is left out.
 
     Raises:
+        CannotRunUnfused: nothing here opens the model.
         UsageError: no trial runs.
     """
     nudged = nudge.add_nudge(plain)
     wide = _open_float64(nudged, folder)
     probes = _probe_names(plain, boundaries)
-    base = open_session(_with_probes(nudged, probes), folder)
+    try:
+        base = open_session(_with_probes(nudged, probes), folder)
+    except CannotRun as error:
+        raise CannotRunUnfused(str(error)) from error
     names = [v.name or "" for v in plain.graph.outputs]
     numbers = nudge.numbers(plain)
     most_roundings = 2 if _weight_bytes(plain) > SMALL_MODEL_BYTES else accept.MOST_ROUNDINGS

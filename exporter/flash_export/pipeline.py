@@ -18,6 +18,7 @@ import onnx_ir as ir
 from flash_export import report, report_example
 from flash_export.blame import blame
 from flash_export.check import NotProven, check
+from flash_export.check_model import CannotRunUnfused
 from flash_export.check_structure import check_structure
 from flash_export.errors import UnsupportedModel, UsageError
 from flash_export.export import Exported, export
@@ -113,17 +114,26 @@ def _check(
         talk.warn("--no-check: the numbers of this file are not proven")
         return None
     theirs = exported.path if exported.reference is None else None
-    with talk.step("check", "each attention alone, then the whole model"), blame(theirs):
-        result = check(
-            files.unfused,
-            files.fused,
-            sites,
-            reference=exported.reference,
-            example=exported.example,
-            dims=exported.dims,
-            values=options.values,
-            progress=talk.progress,
-        )
+    try:
+        with talk.step("check", "each attention alone, then the whole model"), blame(theirs):
+            result = check(
+                files.unfused,
+                files.fused,
+                sites,
+                reference=exported.reference,
+                example=exported.example,
+                dims=exported.dims,
+                values=options.values,
+                progress=talk.progress,
+            )
+    except CannotRunUnfused as error:
+        raise UnsupportedModel(
+            "nothing can be proven, since the unfused model itself does not run here",
+            where=f"{options.source}, in ONNX Runtime on the CPU",
+            got=str(error),
+            need="a model that ONNX Runtime runs on a CPU",
+            do="--no-check writes the fused file unproven; operators of your own need their runtime there",
+        ) from error
     for warning in result.warnings:
         talk.warn(warning)
     return result.as_report()

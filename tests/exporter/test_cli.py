@@ -94,6 +94,19 @@ def test_an_attention_of_every_opset_is_fused_and_proven(opset: int, kind: str, 
     assert {r["reference"] for r in checked["runs"]} == {"float64"}
 
 
+def test_a_model_that_no_runtime_opens_cannot_be_proven_and_is_no_bug_of_ours(tmp_path: Path, capsys) -> None:
+    text = small_models.ATTENTION.replace('"" : 18]', '"" : 18, "my.ops" : 1]')
+    text = text.replace("out = MatMul (probs, v)", "context = MatMul (probs, v)\n  out = my.ops.Foo (context)")
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "custom.onnx")
+    assert run(tmp_path / "custom.onnx") == 4
+    said = capsys.readouterr().err
+    assert "the unfused model itself does not run here" in said
+    assert "my.ops" in said
+    assert "--no-check" in said
+    assert not (tmp_path / "custom.flash.onnx").exists()
+    assert run(tmp_path / "custom.onnx", "--no-check") == 0
+
+
 ONE_KEY = np.ones((1, 3, 1, 16), np.float32)
 
 
