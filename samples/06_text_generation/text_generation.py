@@ -2,7 +2,8 @@
 """A causal language model that generates token by token with its KV cache, every attention fused.
 
 Trains a small Llama (grouped queries, rotary positions) on a few lines until it knows them, exports it with --kv-cache,
-and generates greedily with the fused model and with PyTorch: every token must be the same.
+and generates greedily with the fused model and with PyTorch: every token must be the same. Then builds a TensorRT
+engine with the plugin in it, and says what a machine with a GPU would run next.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,8 @@ from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import flash_trt
+from flash_trt import engine_load, gpu
+from flash_trt.engine_session import EngineSession
 
 TEXT = (
     "the cat sat on the mat and the dog sat on the rug. the bird sang in the tree until the rain fell on the roof. "
@@ -25,6 +29,12 @@ TEXT = (
 )
 PROMPT = "the dog sat"
 STEPS = 64
+TARGETS = "sm80,sm86,sm89,sm120"
+# The first step takes a whole prompt and an empty past, every later one a single token and all before it.
+LONGEST_PROMPT, LONGEST_PAST = 64, 192
+
+Step = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
+"""Runs a model once: inputs by name -> outputs by name."""
 
 talk = Console(stderr=True, highlight=False)
 
@@ -39,13 +49,24 @@ def main() -> int:
     model.save_pretrained(out / "llama")
     run("flash_export", out / "llama", "--kv-cache", "-o", out / "model.onnx", "--require-all")
     prompt = np.frombuffer(PROMPT.encode(), np.uint8).astype(np.int64)[None]
-    ours, theirs = generate(out / "model.onnx", model.config, prompt), generate_with_torch(model, prompt)
+    theirs = generate_with_torch(model, prompt)
+    ours = generate(onnx_step(out / "model.onnx"), model.config, prompt)
     print(f"{PROMPT}|{bytes(ours).decode(errors='replace')}")
+    agree("our CPU operator in ONNX Runtime", ours, theirs)
+    build(out / "model.onnx", out / "model.engine", model.config)
+    if [device.sm for device in gpu.devices()][:1] in [[target] for target in TARGETS.split(",")]:
+        with_engine(out / "model.engine", model.config, prompt, theirs)
+    else:
+        print(f"No GPU of {TARGETS} here. On one, this same command also generates with {out / 'model.engine'}.")
+    return 0
+
+
+def agree(who: str, ours: list[int], theirs: list[int]) -> None:
+    """Says that all tokens are the same; ends the sample when they are not."""
     if ours != theirs:
         first = next(i for i, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
-        sys.exit(f"fused and PyTorch part at step {first}")
-    print(f"{STEPS} tokens, each as PyTorch chose it")
-    return 0
+        sys.exit(f"{who} and PyTorch part at step {first}")
+    print(f"{who}: {STEPS} tokens, each as PyTorch chose it")
 
 
 def train() -> LlamaForCausalLM:
@@ -70,9 +91,15 @@ def train() -> LlamaForCausalLM:
     return model.eval()
 
 
-def generate(path: Path, config: LlamaConfig, prompt: np.ndarray) -> list[int]:
-    """STEPS tokens after ``prompt`` [1, seq], greedily, one token a step behind the cache."""
+def onnx_step(path: Path) -> Step:
+    """The fused model in ONNX Runtime with our operator for the CPU."""
     session = flash_trt.session(path)
+    inputs, outputs = [i.name for i in session.get_inputs()], [o.name for o in session.get_outputs()]
+    return lambda feeds: dict(zip(outputs, session.run(outputs, {name: feeds[name] for name in inputs}), strict=True))
+
+
+def generate(step: Step, config: LlamaConfig, prompt: np.ndarray) -> list[int]:
+    """STEPS tokens after ``prompt`` [1, seq], greedily, one token a step behind the cache."""
     depth = config.hidden_size // config.num_attention_heads
     names = [name for i in range(config.num_hidden_layers) for name in (f"{i}.key", f"{i}.value")]
     empty = np.zeros((1, config.num_key_value_heads, 0, depth), np.float32)
@@ -84,11 +111,9 @@ def generate(path: Path, config: LlamaConfig, prompt: np.ndarray) -> list[int]:
             "attention_mask": np.ones((1, past + tokens.shape[1]), np.int64),
             "position_ids": np.arange(past, past + tokens.shape[1])[None],
         }
-        feeds |= {f"past_key_values.{name}": array for name, array in cache.items()}
-        wanted = ["logits", *(f"present.{name}" for name in names)]
-        logits, *present = session.run(wanted, {i.name: feeds[i.name] for i in session.get_inputs()})
-        cache = dict(zip(names, present, strict=True))
-        chosen.append(int(logits[0, -1].argmax()))
+        made = step(feeds | {f"past_key_values.{name}": array for name, array in cache.items()})
+        cache = {name: made[f"present.{name}"] for name in names}
+        chosen.append(int(made["logits"][0, -1].argmax()))
         tokens = np.array([[chosen[-1]]], np.int64)
     return chosen
 
@@ -105,6 +130,28 @@ def generate_with_torch(model: LlamaForCausalLM, prompt: np.ndarray) -> list[int
         pad_token_id=0,
     )
     return made[0, ids.shape[1] :].tolist()
+
+
+def build(model: Path, engine: Path, config: LlamaConfig) -> None:
+    """One engine for four GPU generations with our plugin in it, for every step's lengths; needs no GPU.
+
+    The mask's length is past + seq, which ``flash-trt build`` computes from the two.
+    """
+    heads, depth = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
+    past = ",".join(f"1x{heads}x{length}x{depth}" for length in (0, LONGEST_PROMPT, LONGEST_PAST))
+    shapes = [f"--shape=input_ids:1x1,1x1,1x{LONGEST_PROMPT}", f"--shape=past_key_values.0.key:{past}"]
+    run("flash_trt", "build", model, "-o", engine, "--backend", "tensorrt-rtx", "--target", TARGETS, *shapes)
+
+
+def with_engine(engine: Path, config: LlamaConfig, prompt: np.ndarray, theirs: list[int]) -> None:
+    """The same generation with the TensorRT engine on a GPU."""
+    session = EngineSession(engine_load.load(engine, trusted=False))
+    try:
+        inputs = session.input_dtypes
+        ours = generate(lambda feeds: session.run({name: feeds[name] for name in inputs}), config, prompt)
+        agree(session.implementation(), ours, theirs)
+    finally:
+        session.close()
 
 
 def run(module: str, *arguments: object) -> None:
