@@ -14,6 +14,7 @@ import typer
 
 from flash_export import __version__
 from flash_export.errors import EXIT_INTERNAL, EXIT_MISSING, EXIT_OK, UserError
+from flash_export.talk import printable
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -62,4 +63,4 @@ def _our_bug() -> int:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(printable(text), file=sys.stderr)

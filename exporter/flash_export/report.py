@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import cast
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from flash_export.save import Saved, unfused_path
 from flash_export.sites import Site
+from flash_export.talk import plain
 
 SCHEMA = 1
 
@@ -75,11 +75,11 @@ def as_table(sites: Sequence[Site]) -> RenderableType:
         table.add_column(header, overflow="fold")
     for site in sites:
         if site.status == "fused" and site.attributes is not None:
-            table.add_row(*(escape(cell) for cell in _fused_row(site)))
+            table.add_row(*(plain(cell) for cell in _fused_row(site)))
         else:
             colour = "yellow" if site.status == "refused" else "dim"
             code = site.reason.code if site.reason else ""
-            table.add_row(escape(site.name), f"[{colour}]{site.status}[/{colour}]", "", "", code, "")
+            table.add_row(plain(site.name), f"[{colour}]{site.status}[/{colour}]", "", "", code, "")
     return Group(table, *_reasons(sites))
 
 
@@ -88,7 +88,7 @@ def _reasons(sites: Sequence[Site]) -> list[str]:
     refused = [site.reason for site in sites if site.status == "refused" and site.reason is not None]
     counts = Counter((reason.code, reason.text, reason.action) for reason in refused)
     return [
-        f"[yellow]{code}[/yellow] ({count} x): {escape(text)}\n  do: {escape(action)}"
+        f"[yellow]{code}[/yellow] ({count} x): {plain(text)}\n  do: {plain(action)}"
         for (code, text, action), count in counts.items()
     ]
 

@@ -19,6 +19,16 @@ _FILE_WIDTH = 160
 """Columns of a table in a file or a pipe, where rich would assume 80 and fold every name."""
 
 
+def printable(text: str) -> str:
+    """``text`` with every control character but the newline written out: names in a file must not steer a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+def plain(text: str) -> str:
+    """``text`` for a line or a table of rich: nothing in it is markup or a control character."""
+    return escape(printable(text))
+
+
 class Talk:
     """Progress and warnings of one run. ``seconds`` holds each finished step's time, ``warnings`` what was warned of.
 
@@ -41,7 +51,7 @@ class Talk:
     def step(self, name: str, what: str) -> Iterator[None]:
         """Times the block as step ``name``; ``what`` says in a few words what it does."""
         start = time.monotonic()
-        self._step = f"{name:<8} {escape(what)}"
+        self._step = f"{name:<8} {plain(what)}"
         live = self._err.status(self._step) if self._err.is_terminal and not self.quiet else contextlib.nullcontext()
         with live as self._status:
             yield
@@ -52,7 +62,7 @@ class Talk:
     def progress(self, what: str, done: int, total: int) -> None:
         """Shows how far the running step has come; only a terminal sees it."""
         if self._status is not None:
-            self._status.update(f"{self._step}  [dim]{done}/{total} {escape(what)}[/dim]")
+            self._status.update(f"{self._step}  [dim]{done}/{total} {plain(what)}[/dim]")
 
     def say(self, markup: str) -> None:
         """One line of talk, in rich's markup."""
@@ -64,7 +74,7 @@ class Talk:
         self.warnings.append(text)
         if self.silent:
             return
-        self._err.print(f"[yellow]warning:[/yellow] {escape(text)}")
+        self._err.print(f"[yellow]warning:[/yellow] {plain(text)}")
 
     def result(self, renderable: object) -> None:
         """A result, on stdout."""

@@ -10,11 +10,10 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from flash_export import command
-from flash_export.talk import Talk
+from flash_export.talk import Talk, plain, printable
 from flash_trt import __version__, environment, inspect_file
 from flash_trt.attention import WORDS
 from flash_trt.backends import BackendChoice
@@ -125,7 +124,7 @@ def _build_table(options: BuildOptions, sidecar: dict[str, Any]) -> Table:
     }
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in rows.items():
-        table.add_row(f"[b]{name}[/b]", escape(value))
+        table.add_row(f"[b]{name}[/b]", plain(value))
     return table
 
 
@@ -201,7 +200,7 @@ def _run_table(result: RunResult) -> Table:
         wide = array.astype(np.float64) if array.dtype.kind not in "OSU" else np.empty(0)
         finite = wide[np.isfinite(wide)]
         numbers = [f"{part:.6g}" for part in (finite.min(), finite.mean(), finite.max())] if finite.size else ["-"] * 3
-        table.add_row(escape(name), str(array.dtype), str(list(array.shape)), *numbers, str(int(np.isnan(wide).sum())))
+        table.add_row(plain(name), str(array.dtype), str(list(array.shape)), *numbers, str(int(np.isnan(wide).sum())))
     return table
 
 
@@ -283,8 +282,8 @@ def _bench_table(setting: Setting) -> Table:
     for timing in setting.timings:
         figures = [f"{timing.percentile_ms(percent):.3f}" for percent in (50, 90, 99)]
         table.add_row(
-            escape(timing.model.name),
-            escape(timing.implementation),
+            plain(timing.model.name),
+            plain(timing.implementation),
             *figures,
             f"{setting.per_second(timing):.1f}",
             f"{setting.speedup(timing):.2f}",
@@ -323,7 +322,7 @@ def inspect(
 ) -> int:
     """Says what a file holds, from its bytes; of an engine, on a GPU, what TensorRT's engine inspector tells too."""
     found = inspect_file.inspect(file, trusted=trust_engine)
-    print(json.dumps(found, indent=2) if as_json else "\n".join(inspect_file.as_lines(found)))
+    print(json.dumps(found, indent=2) if as_json else printable("\n".join(inspect_file.as_lines(found))))
     return 0
 
 

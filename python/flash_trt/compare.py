@@ -18,14 +18,13 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from rich.markup import escape
 from rich.table import Table
 
 from flash_export import runtime, twin
 from flash_export.check_model import FLOAT64_LIMIT_BYTES
 from flash_export.errors import NumbersDiffer, UsageError
 from flash_export.op import DOMAIN
-from flash_export.talk import Talk
+from flash_export.talk import Talk, plain
 from flash_export.trials import Trial
 from flash_trt import engine_file, onnx_file, runners, tensor_files
 from flash_trt.compare_html import as_html, nearness
@@ -364,11 +363,11 @@ def verdict_table(comparison: Comparison) -> Table:
         worst = max(mine, key=lambda verdict: nearness(verdict.as_json()))
         colour = "green" if worst.passed else "red" if worst.failed else "yellow"
         table.add_row(
-            escape(name),
+            plain(name),
             f"[{colour}]{worst.kind}[/{colour}]",
             f"{worst.max_abs_error:.3g}",
             f"{worst.tolerance:.3g}",
             f"{worst.largest:.3g}",
-            f"{escape(worst.run)} ({len(mine)} runs)",
+            f"{plain(worst.run)} ({len(mine)} runs)",
         )
     return table

@@ -346,3 +346,17 @@ def test_a_bias_of_queries_by_keys_is_warned_of(tmp_path: Path, capsys) -> None:
     biased = biased.replace("  probs =", "  biased = Add (scaled, bias)\n  probs =")
     assert run(small_models.write(biased, tmp_path / "biased.onnx")) == 0
     assert "S x S" in capsys.readouterr().err
+
+
+def test_names_in_a_file_do_not_steer_the_terminal(tmp_path: Path, capsys) -> None:
+    model = onnx.parser.parse_model(small_models.TWO_ATTENTIONS_ONE_REFUSED)
+    for node in model.graph.node:
+        node.name = f"a\x1b[2J\x07\nb[red]{node.output[0]}"
+    onnx.save(model, tmp_path / "steers.onnx")
+    assert run(tmp_path / "steers.onnx") == 0
+    assert run(tmp_path / "steers.onnx", "--require-all") == 4
+    said = capsys.readouterr()
+    for text in (said.out, said.err):
+        assert not {"\x1b", "\x07"} & set(text)
+        assert "\\x1b[2J" in text
+    assert "b[red]" in said.out
