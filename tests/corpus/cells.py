@@ -73,6 +73,7 @@ class Outcome:
         refused: reason code -> how many.
         not_exported: why PyTorch cannot export it; None as a rule.
         not_run: why ONNX Runtime does not run PyTorch's own, unfused export on a batch of two; None as a rule.
+        checked: whether flash-export's own check ran, and so proved the fused file.
         max_error: largest difference from PyTorch in float64, valid tokens only; None where nothing ran.
         seconds: time of PyTorch's export, and of everything after it.
     """
@@ -81,6 +82,7 @@ class Outcome:
     refused: dict[str, int]
     not_exported: str | None = None
     not_run: str | None = None
+    checked: bool = False
     max_error: float | None = None
     seconds: tuple[float, float] = (0.0, 0.0)
 
@@ -91,6 +93,7 @@ class Outcome:
             "refused": self.refused,
             "not_exported": self.not_exported,
             "not_run": self.not_run,
+            "checked": self.checked,
         }
 
 
@@ -135,6 +138,7 @@ def measure(cell: Cell, folder: Path) -> Outcome:
         fused=sum(s["status"] == "fused" for s in sites),
         refused=dict(Counter(s["reason"]["code"] for s in sites if s["status"] == "refused")),
         not_run=not_run,
+        checked=report["check"] is not None,
         max_error=error,
         seconds=(exported - start, finished - exported),
     )
