@@ -26,8 +26,8 @@ WORDS: dict[By, str] = {
 class Attention:
     """One attention of a model and who computes it in the engine.
 
-    ``scratch_bytes``: what the kernels around its softmax keep in scratch memory; None where the plan does not tell (a
-    dynamic length, a plugin).
+    ``scratch_bytes``: of our plugin the workspace that it takes at the largest shapes, else what the kernels around its
+    softmax keep in scratch memory; None where the plan does not tell (of a chain, with a dynamic length).
     """
 
     name: str
@@ -41,7 +41,8 @@ class Attention:
 
 def describe(file: OnnxFile, plan: bytes) -> list[Attention]:
     """Every attention of ``file``, in its order: its FlashAttention nodes, then what was left in standard operators."""
-    ours = [Attention(node.name, "plugin") for node in file.flash_nodes if node.is_needed]
+    taken = plan_program.workspaces(plan)
+    ours = [Attention(node.name, "plugin", taken.get(node.name)) for node in file.flash_nodes if node.is_needed]
     names = {attention.name for attention in ours}
     launches = plan_program.launches(plan)
     left = [site for site in find(ir.load(file.path)) if site.status != "not_attention" and site.name not in names]

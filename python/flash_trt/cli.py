@@ -143,6 +143,8 @@ def _attention_rows(attentions: list[dict[str, Any]]) -> dict[str, str]:
                 for found in mine
             ]
             words += f": {', '.join(named)}"
+        elif known := [found["scratch_bytes"] for found in mine if found["scratch_bytes"] is not None]:
+            words += f", with up to {max(known) / 2**20:.2f} MiB of scratch memory each"
         if mine:
             rows["attention" if not rows else f"attention ({by})"] = f"{len(mine)} by {words}"
     return rows

@@ -20,6 +20,8 @@ _TENSOR = re.compile(
 )
 _VIEW = re.compile(rb'^  sub_tensor=\{ base="([^"]*)" .*?name="([^"]*)"', re.M)
 _LAUNCH = re.compile(rb'^  \w+=\{ name="?([^" ]*)"? .*? layers="([^"]*)"', re.M)
+_PLUGIN = re.compile(rb'^  custom_layer=\{ name="([^"]*)" output=\{([^}]*)\}', re.M)
+_WORKSPACE = re.compile(rb'^  tensor=\{ .*?dims=\{ (\d+) \} .*?name="([^"]*_wksp\.\d+)" .*?type=uint8 \}', re.M)
 _ONNX_NODE = re.compile(rb"\[ONNX Layer: ([^\]]*)\]")
 
 
@@ -46,6 +48,22 @@ def launches(plan: bytes) -> list[Launch]:
         of_each = [sizes[name] for name in touched]
         total = None if None in of_each else sum(size for size in of_each if size is not None)
         found.append(Launch(match[1].decode("utf-8", "replace"), nodes, total))
+    return found
+
+
+def workspaces(plan: bytes) -> dict[str, int | None]:
+    """Plugin layer -> bytes of the workspace that it has at the largest shapes; 0 where it asked for none.
+
+    A plan for several generations has a program for each: the largest counts. None where the size is not told.
+    """
+    sizes: dict[bytes, int] = {}
+    for size, tensor in _WORKSPACE.findall(plan):
+        sizes[tensor] = max(int(size), sizes.get(tensor, 0))
+    found: dict[str, int | None] = {}
+    for name, outputs in _PLUGIN.findall(plan):
+        mine = re.findall(rb'"([^"]*_wksp\.\d+)"', outputs)
+        told = sizes.keys() >= set(mine)
+        found[name.decode("utf-8", "replace")] = sum(sizes[tensor] for tensor in mine) if told else None
     return found
 
 

@@ -13,6 +13,7 @@ from onnx import helper
 from python.attention_models import FLOAT, HALF, HEAD_DIM, HEADS, SCALE, flash_node, fused, unfused
 
 from flash_export.errors import EXIT_OK, EXIT_UNSUPPORTED, EXIT_USAGE
+from flash_trt import plan_program
 from flash_trt.backends import Backend
 from flash_trt.build import sidecar_path
 
@@ -120,3 +121,27 @@ def test_the_scratch_of_an_unfused_chain_holds_its_scores(rtx: Backend, tmp_path
     _attention(rtx, flash_trt, model)
     (found,) = json.loads(sidecar_path(tmp_path / "m.engine").read_text())["attention"]
     assert found["scratch_bytes"] >= 2 * HEADS * 131 * 131 * 4
+
+
+@pytest.mark.parametrize(("shortest", "takes"), [(1, True), (17, False)])
+def test_the_scratch_of_a_node_of_ours_is_the_workspace_that_the_plan_holds(
+    rtx: Backend, tmp_path: Path, flash_trt: Command, shortest: int, takes: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = fused(tmp_path / "m.onnx", dtype=HALF)
+    ends = [f"{rows}x{HEADS}x{length}x{HEAD_DIM}" for rows, length in ((1, shortest), (1, 33), (2, 700))]
+    assert flash_trt("build", model, "--target", "sm80,sm89", "--shape", f"query:{','.join(ends)}") == EXIT_OK
+    sidecar = json.loads(sidecar_path(tmp_path / "m.engine").read_text())
+    (found,) = sidecar["attention"]
+    # Nothing else in this engine has scratch memory, but TensorRT aligns it. Only 16 queries or fewer are split.
+    assert sidecar["scratch_bytes"] - 512 <= found["scratch_bytes"] <= sidecar["scratch_bytes"]
+    assert (found["scratch_bytes"] > 0) is takes
+    spelled = f"1 by our plugin, with up to {found['scratch_bytes'] / 2**20:.2f} MiB of scratch memory each"
+    assert spelled in capsys.readouterr().out
+
+
+def test_a_plan_without_its_program_tells_no_workspace() -> None:
+    assert plan_program.workspaces(b"ftrt") == {}
+    layer = b'\n  custom_layer={ name="a" output={"y.1" "a_wksp.1" } input={"x.1" } }'
+    assert plan_program.workspaces(layer) == {"a": None}  # one that is written in a form not known here
+    sized = [b'\n  tensor={ a=1 dims={ %d } name="a_wksp.1" region="devmem_0" type=uint8 }' % n for n in (7, 3)]
+    assert plan_program.workspaces(b"".join([layer, *sized])) == {"a": 7}
