@@ -50,9 +50,20 @@ def find(model: ir.Model) -> list[Site]:
         return _find(model, str(error))
     sites, before = _find(trial), _find(model)
     if sum(s.status == "fused" for s in sites) == sum(s.status == "fused" for s in before):
+        _explain_inner(before, sites)
         return before
     inline(model, PATTERNS)
     return _find(model)
+
+
+def _explain_inner(before: list[Site], inlined: list[Site]) -> None:
+    """Gives the sites in functions the reason that they have inside the graph, where all of them have the same."""
+    known = {site.name for site in before}
+    reasons = {(s.reason.code, s.reason.text): s.reason for s in inlined if s.reason and s.name not in known}
+    inner = [site for site in before if site.reason and site.name not in {s.name for s in inlined}]
+    for site in inner if len(reasons) == 1 else ():
+        (reason,) = reasons.values()
+        site.reason = dataclasses.replace(reason, node=site.name)
 
 
 def _find(model: ir.Model, not_inlined: str = "") -> list[Site]:
@@ -300,8 +311,8 @@ def _in_graph(values: Iterable[ir.Value]) -> list[ir.Value]:
 
 def _inner_sites(model: ir.Model, region: Region, not_inlined: str) -> Iterator[Site]:
     yield from _sites_below(model.graph, region)
-    for function in model.functions.values():
-        if function.domain != DOMAIN:
+    for function in _called(model):
+        if function.domain != DOMAIN and (function.domain, function.name) not in PATTERNS:
             inner = _region(function, function.opset_imports.get("", region.opset), None)
             why = f", which cannot become part of the graph: {not_inlined}" if not_inlined else ""
             reason = Refusal(
@@ -315,6 +326,18 @@ def _inner_sites(model: ir.Model, region: Region, not_inlined: str) -> Iterator[
                     # What a function by itself does not tell, such as the ranks of its inputs, is no reason.
                     site.reason = dataclasses.replace(reason, node=site.name)
                 yield site
+
+
+def _called(model: ir.Model) -> list[ir.Function]:
+    """The functions that run when the model does, in the file's order."""
+    called: set[ir.OperatorIdentifier] = set()
+    todo = [*model.graph.all_nodes()]
+    while todo:
+        identifier = todo.pop().op_identifier()
+        if identifier in model.functions and identifier not in called:
+            called.add(identifier)
+            todo.extend(model.functions[identifier].all_nodes())
+    return [function for identifier, function in model.functions.items() if identifier in called]
 
 
 def _sites_below(graph: ir.Graph | ir.Function, region: Region) -> Iterator[Site]:

@@ -45,7 +45,7 @@ def inline(model: ir.Model, operators: Collection[tuple[str, str]]) -> None:
 
 
 def functions_with(model: ir.Model, operators: Collection[tuple[str, str]]) -> set[ir.OperatorIdentifier]:
-    """The functions with such an operator in them, and those that call one of these."""
+    """The functions with such an operator in them, and those that call one of these; none that is one itself."""
     found: set[ir.OperatorIdentifier] = set()
     while True:
         new = {
@@ -53,6 +53,7 @@ def functions_with(model: ir.Model, operators: Collection[tuple[str, str]]) -> s
             for identifier, function in model.functions.items()
             if identifier not in found
             and function.domain != DOMAIN
+            and identifier[:2] not in operators
             and any(
                 (n.domain if n.domain != "ai.onnx" else "", n.op_type) in operators or n.op_identifier() in found
                 for n in function.all_nodes()

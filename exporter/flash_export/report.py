@@ -103,7 +103,11 @@ def as_summary(saved: Saved, sites: Sequence[Site], check: Mapping[str, object] 
         error, allowed = check["max_abs_error"], check["tolerance"]
         lines.append(f"proven   in {len(runs)} comparisons; the closest: off by {error:.2g}, {allowed:.2g} allowed")
     source = "" if saved.unfused == unfused_path(saved.output) else "  (the source itself)"
-    lines += [f"fused    {saved.output}", f"unfused  {saved.unfused}{source}", f"report   {saved.report}"]
+    lines += [
+        f"{'fused ' if _count(sites, 'fused') else 'output'}   {saved.output}",
+        f"unfused  {saved.unfused}{source}",
+        f"report   {saved.report}",
+    ]
     return "\n".join(lines)
 
 
