@@ -7,11 +7,12 @@ import onnx_ir as ir
 
 from flash_export.canonical import Attention, Refused
 from flash_export.patterns.operator import SEPARATE
+from flash_export.patterns.quantized import QUANTIZE_AFTERWARDS
 from flash_export.region import Region
 
 DOMAIN = "com.microsoft"
 _BEFORE = "export from PyTorch, or from the ONNX file before ONNX Runtime's optimizer"
-_QUANTIZED = ("quantized", "computes with quantized numbers", "export before quantizing")
+_QUANTIZED = ("quantized", "computes with quantized numbers", QUANTIZE_AFTERWARDS)
 _SPARSE = ("contrib_operator", "skips keys by a pattern of its own", "leave it in ONNX Runtime's operators")
 _PACKED = ("contrib_operator", "holds its sequences end to end, without a batch axis", _BEFORE)
 _IN_PLACE = ("cache_in_place", "writes into a cache that it is given", SEPARATE)

@@ -11,6 +11,12 @@ from flash_export import graph as g
 from flash_export.canonical import Refused, name_of
 from flash_export.layout import LAYOUT_OPS
 
+QUANTIZE_AFTERWARDS = (
+    "give flash-export the model from before quantization, and quantize the file that it writes: quantizers leave its "
+    "node in floating point"
+)
+"""What to do about quantized attention; a test follows it."""
+
 _SELECTING = ("Split", "Slice", "Gather", "Cast")
 
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
@@ -41,8 +47,7 @@ def refuse_quantized(operands: Iterable[ir.Value | None], product: ir.Node) -> N
                 f"an operand of {name_of(product)} is dequantized by {name_of(node)}: the product is computed with "
                 "quantized numbers, which FlashAttention does not do",
                 node,
-                f"keep attention's products in floating point: quantize with {name_of(product)} among nodes_to_exclude "
-                "(ONNX Runtime, TensorRT Model Optimizer), or export before quantizing",
+                QUANTIZE_AFTERWARDS,
             )
 
 

@@ -16,7 +16,7 @@ from flash_export.dims import ONE
 from flash_export.layout import Axes, Axis, Chain, is_float_cast, leaves, step, trains
 from flash_export.patterns import zeroed
 from flash_export.patterns.contrib_inputs import require_inputs
-from flash_export.patterns.quantized import is_quantization, refuse_quantized
+from flash_export.patterns.quantized import QUANTIZE_AFTERWARDS, is_quantization, refuse_quantized
 from flash_export.patterns.scores import Expression, Step, read_scores, refuse_replaced
 from flash_export.region import Product, Region, follow_tail, is_product, multiply, users
 
@@ -115,7 +115,7 @@ def _changed(value: ir.Value, node: ir.Node) -> Exception:
     if not _product_below(node):
         return NotAttention("the softmax's output enters no product")
     if is_quantization(node):
-        return Refused("quantized", f"{node.op_type} follows the softmax", node, "export before quantizing")
+        return Refused("quantized", f"{node.op_type} follows the softmax", node, QUANTIZE_AFTERWARDS)
     if trains(node):
         return Refused("dropout_active", "Dropout is in training mode", node, "export the model in eval() mode")
     return Refused(
