@@ -12,8 +12,8 @@ from flash_export.canonical import Refused, name_of
 from flash_export.layout import LAYOUT_OPS
 
 QUANTIZE_AFTERWARDS = (
-    "give flash-export the model from before quantization, and quantize the file that it writes: quantizers leave its "
-    "node in floating point"
+    "give flash-export the model from before quantization, and quantize the file that it writes: ONNX Runtime's "
+    "quantizer leaves its node in floating point"
 )
 """What to do about quantized attention; a test follows it."""
 
