@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import platform
 import sys
@@ -26,6 +27,7 @@ def run(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:
         app: the command.
         arguments: what follows the command's name; None reads ``sys.argv``.
     """
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it tells of files that it reads all the same
     name = typer.main.get_command(app).name or "flash-export"
     try:
         code = app(args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
