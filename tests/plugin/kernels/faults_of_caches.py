@@ -113,7 +113,7 @@ FAULTS_OF_CACHES = [
         new="int cache_row = larger(before + row - 1, 0);",
         caught_as=r"has other bytes",
         unit="append",
-        cases="append",
+        cases="append fp16 B 3 H 2 D 64 Dv 64",
     ),
     Fault(
         name="length_after_not_cut_at_the_capacity",
