@@ -104,7 +104,7 @@ PluginTensorDesc describe(Node const& node, Api const& api, onnxruntime::Value c
   return desc;
 }
 
-// The host's threads: ONNX Runtime's pool for this session.
+// The host's threads: the pool of the InferenceSession that runs the node.
 struct SessionThreads {
   Api const& api;
   Context const* context;
