@@ -76,7 +76,7 @@ class EngineSession:
         return who + (", launched as a CUDA graph" if self._wants_graph else "")
 
     def close(self) -> None:
-        """Gives all GPU memory that it holds back."""
+        """Frees all GPU memory that it holds."""
         self._graph = None
         self._context = None
         self._device.close()
