@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from flash_export.errors import MissingHere, UsageError
 from flash_export.options import Dim, Options
 from flash_export.save import REPORT
+from flash_export.save_commit import finish_interrupted
 
 if TYPE_CHECKING:
     import torch
@@ -88,6 +89,7 @@ def load(options: Options) -> Loaded:
             need="the folder of a causal language model, as save_pretrained writes it",
             do="give the folder, or write past keys and values as inputs of your own forward",
         )
+    finish_interrupted(path)
     kind = file_kind(path)
     if kind == "onnx":
         from flash_export.load_onnx import data_files, verify

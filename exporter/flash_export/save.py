@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step 6: the fused model, its unfused twin, their weights and the report appear together, or nothing does.
 
-Everything is written into a hidden folder beside the output, synced to disk, and renamed into place one file each,
-the fused ``.onnx`` last. A full disk leaves the files that were there before; so does a kill, except that it may fall
-between two renames, and then each file is whole and old or new:
+Everything is written into a hidden folder beside the output and synced to disk; one rename there makes it the export
+(``save_commit``). A full disk or a kill before that leaves the files that were there before, a kill after it the new
+ones:
 
 - the weights' file is named after its content, so that new weights never replace those an older ``.onnx`` refers to;
-- weights that nothing refers to any more go only after the last rename;
-- the hidden folder of a run that was killed is removed by the next run.
+- the fused ``.onnx`` is moved last; weights that nothing refers to any more go after it;
+- a report that goes to another folder follows by a commit of its own.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ import dataclasses
 import errno
 import json
 import os
-import re
-import shutil
-import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import onnx_ir as ir
 
 from flash_export.errors import MissingHere, UsageError, UserError
+from flash_export.save_commit import WEIGHTS, commit, hidden_folder
 from flash_export.save_weights import tensors_of, write_model, write_synced, write_weights
 
 INLINE_LIMIT_BYTES = 100 * 1000 * 1000
@@ -73,32 +71,31 @@ class Staged:
             UsageError: the output cannot be created.
             MissingHere: no space left.
         """
-        target = self.output.parent
-        report_path = (report_folder or target) / REPORT
-        unfused = self.published_unfused
-        with _as_user_errors(self.output):
-            report_path.parent.mkdir(parents=True, exist_ok=True)
-            old = _data_of(self.output) | _data_of(unfused_path(self.output))
-            staged_report = self.folder / REPORT
-            write_synced(staged_report, json.dumps(report, indent=2, default=str).encode() + b"\n")
-            staged_page = self.folder / PAGE
-            if page is not None:
-                write_synced(staged_page, page.encode())
-            with _all_or_nothing(self.folder) as move:
-                if self.data is not None:
-                    move(self.data, target / self.data.name)
-                if unfused != self.unfused:
-                    move(self.unfused, unfused)
-                if page is not None:
-                    move(staged_page, report_path.with_name(PAGE))
-                move(staged_report, report_path)
-                move(self.fused, self.output)
-            _sync_folder(target)
+        target, unfused = self.output.parent, self.published_unfused
+        place = report_folder or target
+        pages = {} if page is None else {PAGE: page.encode()}
+        pages[REPORT] = json.dumps(report, indent=2, default=str).encode() + b"\n"
+        staged_twin = [] if unfused == self.unfused else [self.unfused.name]
+        staged_data = [] if self.data is None else [self.data.name]
+        with _as_user_errors(self.output), contextlib.ExitStack() as stack:
+            place.mkdir(parents=True, exist_ok=True)
+            apart = place.resolve() != target.resolve()
+            folder = stack.enter_context(hidden_folder(place / REPORT)) if apart else self.folder
+            for name, content in pages.items():
+                write_synced(folder / name, content)
+            unused = self._unused_weights()
+            beside = [] if apart else list(pages)
+            commit(self.folder, [*staged_data, *staged_twin, *beside, self.output.name], unused)
+            if apart:
+                commit(folder, pages)
         data = None if self.data is None else target / self.data.name
-        used = _data_of(self.output) | _data_of(unfused_path(self.output)) | _data_of(unfused)
-        for name in old - used:
-            (target / name).unlink(missing_ok=True)
-        return Saved(self.output, unfused, data, report_path)
+        return Saved(self.output, unfused, data, place / REPORT)
+
+    def _unused_weights(self) -> set[str]:
+        """Weights' files beside the output that nothing will refer to once this is published."""
+        twin = unfused_path(self.output)
+        stays = set() if self.published_unfused == twin else _data_of(twin)
+        return (_data_of(self.output) | _data_of(twin)) - _data_of(self.fused) - _data_of(self.unfused) - stays
 
 
 def save(
@@ -140,15 +137,11 @@ def staged(fused: ir.Model, unfused: Path, output: Path, *, keep_unfused: bool =
         MissingHere: no space left.
     """
     check_output(output)
-    folder = output.parent / f".{output.name}.{socket.gethostname()}-{os.getpid()}.partial"
-    try:
+    with contextlib.ExitStack() as stack:
         with _as_user_errors(output):
-            _remove_abandoned(output)
-            folder.mkdir()
+            folder = stack.enter_context(hidden_folder(output))
             files = _write_models(fused, unfused, output, folder, keep_unfused)
         yield files
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def unfused_path(output: Path) -> Path:
@@ -219,62 +212,6 @@ def _write_models(fused: ir.Model, unfused: Path, output: Path, folder: Path, ke
     return Staged(fused_path, twin_path if keep_unfused else unfused, output, path, folder)
 
 
-@contextlib.contextmanager
-def _all_or_nothing(folder: Path) -> Iterator[Callable[[Path, Path], None]]:
-    """Gives ``move(source, target)``. Where a move fails, the targets of those before it are as they were."""
-    done: list[tuple[Path, Path | None]] = []
-
-    def move(source: Path, target: Path) -> None:
-        kept = folder / f"old-{len(done)}" if target.exists() else None
-        if kept is not None:
-            _keep(target, kept)
-        _move(source, target)
-        done.append((target, kept))
-
-    try:
-        yield move
-    except BaseException:
-        for target, kept in reversed(done):
-            if kept is None:
-                target.unlink(missing_ok=True)
-            else:
-                _move(kept, target)
-        raise
-
-
-def _keep(target: Path, kept: Path) -> None:
-    """A second name for what lies at ``target``; a copy where the file system has no links or it is another disk."""
-    try:
-        os.link(target, kept)
-    except OSError:
-        shutil.copy2(target, kept)
-
-
-def _move(source: Path, target: Path) -> None:
-    """Renames, also to another disk: written whole beside the target first."""
-    try:
-        source.replace(target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        beside = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            write_synced(beside, source.read_bytes())
-            beside.replace(target)
-        finally:
-            beside.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """All is in place by now: where a folder cannot be synced, a power cut may still bring the old files back."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def _data_of(path: Path) -> set[str]:
     """Names of our own weights' files that the model at ``path`` refers to; none where there is no such model."""
     if not path.is_file():
@@ -284,26 +221,7 @@ def _data_of(path: Path) -> set[str]:
     except Exception:  # whatever lies there is about to be replaced and may be anything
         return set()
     names = {os.fspath(tensor.location) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
-    return {name for name in names if re.fullmatch(r"[^/\\]+\.[0-9a-f]{16}\.data", name)}
-
-
-def _remove_abandoned(output: Path) -> None:
-    """Removes the hidden folders of runs on this machine that were killed."""
-    pattern = re.compile(re.escape(f".{output.name}.{socket.gethostname()}-") + r"(\d+)\.partial")
-    for entry in output.parent.iterdir():
-        match = pattern.fullmatch(entry.name)
-        if match and (int(match[1]) == os.getpid() or not _alive(int(match[1]))):
-            shutil.rmtree(entry, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
+    return {name for name in names if WEIGHTS.fullmatch(name)}
 
 
 @contextlib.contextmanager

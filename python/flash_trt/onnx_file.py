@@ -14,6 +14,7 @@ import onnx
 from flash_export import load_onnx
 from flash_export.errors import UnsupportedModel, UsageError
 from flash_export.op import DOMAIN, OPERATORS, VERSION
+from flash_export.save_commit import finish_interrupted
 
 AttributeValue = int | float | str
 _Bound = dict[str, onnx.AttributeProto]
@@ -81,10 +82,12 @@ def read(path: Path) -> OnnxFile:
     """Reads ``path`` without loading weights that lie in other files; ``flash_export.load_onnx`` verifies it first.
 
     Raises:
-        UsageError: no such file, no ONNX model, or its external data is missing or broken.
+        UsageError: no such file, no ONNX model, its external data is missing or broken, or a killed export to it cannot
+            be completed.
         UnsafeInput: its external data lies outside its folder, or its sizes are no model's.
         UnsupportedModel: its FlashAttention nodes are of a newer version than this one knows.
     """
+    finish_interrupted(path)
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise _unreadable(path, "not a regular file")

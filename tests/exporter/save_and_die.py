@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from flash_export import save
+from flash_export import save, save_commit
 from flash_export.load_onnx import verify
 
 save.INLINE_LIMIT_BYTES = 1000
@@ -42,6 +42,10 @@ class Bundles:
         model.graph.initializers["s"].const_value = ir.tensor(np.float32([3.0]), name="s")
         with save.staged(model, self.sources[which], self.output) as files:
             files.publish({"which": which}, page=f"{which}")
+
+    def finish(self) -> None:
+        """What every command does first with a model that it is given."""
+        save_commit.finish_interrupted(self.output)
 
     def found(self) -> tuple[int, int, int, int]:
         """Which model the unfused file, the page, the numbers and the fused file are of; raises if one is not whole."""
@@ -88,14 +92,22 @@ def die_at(call: int) -> None:
         setattr(owner, name, deadly(getattr(owner, name)))
 
 
-def at_every_call(bundles: Bundles) -> list[tuple[int, ...]]:
-    """What was left by a child that died at its first, second, ... change of the disk, until one lived."""
+def at_every_call(bundles: Bundles) -> list[dict[str, tuple[int, ...]]]:
+    """What was left by a child that died at its first, second, ... change of the disk, until one lived.
+
+    Then by another one that died while it finished that, and in the end.
+    """
     left = []
     for call in range(1, 200):
         bundles.save(0)
         child = in_a_child(lambda call=call: (die_at(call), bundles.save(1)))  # type: ignore[misc]
         _, status = os.waitpid(child, 0)
-        left.append(bundles.found())
+        states = {"killed": bundles.found()}
+        os.waitpid(in_a_child(lambda call=call: (die_at(1 + call % 7), bundles.finish())), 0)  # type: ignore[misc]
+        states["killed_again"] = bundles.found()
+        bundles.finish()
+        states["finished"] = bundles.found()
+        left.append(states)
         if os.WIFEXITED(status):
             return left
     raise AssertionError("a save has no end")
@@ -115,6 +127,8 @@ def at_random_moments(bundles: Bundles, kills: int, rng: random.Random) -> list[
         time.sleep(rng.uniform(0, max(times)))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        bundles.found()
+        bundles.finish()
         left.append(bundles.found())
     return left
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kill -9`` at any moment of a save leaves the old or the new files, each whole, and a fused model that loads."""
+"""``kill -9`` at any moment of a save leaves the old or the new export, whole, once any command has looked at it.
+
+Until then each file is whole, and the old or the new one.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ import pytest
 from exporter.test_save import write_unfused
 
 KILLS, SEED = 100, 20261129
-# unfused model, page, numbers, fused model: 0 is old, 1 is new. They are renamed in this order.
+# unfused model, page, numbers, fused model: 0 is old, 1 is new. They are moved in this order.
 OLD, NEW = [0, 0, 0, 0], [1, 1, 1, 1]
-ALLOWED = [OLD, [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], NEW]
+BETWEEN = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]]
 
 
 @pytest.fixture(scope="module")
@@ -39,19 +42,28 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-def test_a_kill_at_each_change_of_the_disk_leaves_whole_files_in_the_order_of_their_renames(
-    left: dict[str, Any],
-) -> None:
-    assert all(state in ALLOWED for state in left["every"])
-    assert left["every"] == sorted(left["every"])
-    assert left["every"][0] == OLD
-    assert left["every"][-1] == NEW
-    assert all(state in left["every"] for state in ALLOWED)
+def test_a_kill_at_each_change_of_the_disk_leaves_whole_files(left: dict[str, Any]) -> None:
+    killed = [states["killed"] for states in left["every"]]
+    assert killed == sorted(killed)
+    assert all(state in [OLD, *BETWEEN, NEW] for state in killed)
+    assert all(state in killed for state in [OLD, *BETWEEN, NEW])
 
 
-def test_a_kill_at_a_random_moment_leaves_whole_files(left: dict[str, Any]) -> None:
+def test_what_was_killed_is_finished_as_the_old_or_the_new_export(left: dict[str, Any]) -> None:
+    finished = [states["finished"] for states in left["every"]]
+    assert finished == sorted(finished)
+    assert OLD in finished
+    assert all(state in (OLD, NEW) for state in finished)
+    assert all(states["finished"] == NEW for states in left["every"] if states["killed"] != OLD)
+
+
+def test_the_finishing_can_be_killed_too(left: dict[str, Any]) -> None:
+    assert any(s["killed"] != s["killed_again"] != s["finished"] for s in left["every"])
+
+
+def test_a_kill_at_a_random_moment_leaves_the_old_or_the_new_export(left: dict[str, Any]) -> None:
     states = [(state, count) for *state, count in left["moments"]]
-    assert all(state in ALLOWED for state, _ in states)
+    assert all(state in (OLD, NEW) for state, _ in states)
     assert sum(count for _, count in states) == KILLS
 
 
