@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random inputs for a whole ONNX model that respect what each input is for.
 
-Integers stay below the size of the table they index, masks are realistic padding, floats are standard normal.
-The same path, sizes, seed and kind always give the same numbers.
+Integers stay below the size of the table they index, masks are realistic padding, lengths end at a key that is there,
+floats are standard normal. The same path, sizes, seed and kind always give the same numbers.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from flash_export.errors import UsageError
 from flash_export.input_roles import Role, fed_inputs, read_roles
+from flash_export.length_roles import draw_lengths
 
 Padding = Literal["mixed", "full", "right", "left", "holes"]
 PADDINGS: tuple[Padding, ...] = ("mixed", "full", "right", "left", "holes")
@@ -58,7 +59,7 @@ def draw_inputs(
         shape = concrete_shape(value, sizes)
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
         # NumPy draws a number, not an array, for an input of rank 0.
-        drawn[name] = np.asarray(_draw(rng, value, shape, roles[name], kind, spread, seed))
+        drawn[name] = np.asarray(_draw(rng, value, shape, sizes, roles[name], kind, spread, seed))
     return drawn
 
 
@@ -66,6 +67,7 @@ def _draw(
     rng: np.random.Generator,
     value: ir.Value,
     shape: tuple[int, ...],
+    sizes: Mapping[str, int],
     role: Role,
     kind: Padding,
     spread: float,
@@ -91,6 +93,10 @@ def _draw(
     numpy_dtype = dtype.numpy()
     if role.kind == "mask":
         return draw_mask(rng, shape, kind, turn=seed).astype(numpy_dtype)
+    if role.kind == "length":
+        lows, highs = zip(*(span.limits(sizes) for span in role.spans), strict=True)
+        limits = (max(lows), max(max(lows), min(highs)))
+        return draw_lengths(rng, shape, limits, full=kind == "full", turn=seed).astype(numpy_dtype)
     if role.kind == "size":
         return np.ones(shape, numpy_dtype)
     if role.kind == "index":
@@ -176,7 +182,8 @@ def sizes_to_try(
     """Three settings of the dynamic dims, odd on purpose and inside ``ranges`` (both ends allowed).
 
     Lengths differ from each other, so that a swapped query and key axis shows; one setting is past 128, where a
-    tile of any kernel ends, and one has the smallest length. A model without dynamic dims has one setting, ``{}``.
+    tile of any kernel ends, and one has the smallest length. A model without dynamic dims has one setting, ``{}``;
+    one with a past has a fourth, in which a batch goes on by one step, the only one that some operators take.
 
     Each setting is a list of choices to take in turn, because exporters give one length several names: every length
     another size, a total that of its past and what is new; then lengths alike that are alike in ``example``; then all
@@ -202,6 +209,11 @@ def sizes_to_try(
                     choices.append(choice)
         if choices not in settings:
             settings.append(choices)
+    new = [name for name in lengths if "past" not in name and "total" not in name]
+    if new and any("past" in name for name in lengths):
+        one = {name: _clamp(1, ranges.get(name)) for name in new}
+        steps = [choice | one for choice in settings[0]]
+        settings.append([c for step in steps for c in (_with_totals(step, lengths), step)])
     return settings
 
 

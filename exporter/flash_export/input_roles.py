@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each input of a graph is for, read from where it flows: an index into a table, a mask, a size, or a number.
+"""What each input of a graph is for, read from where it flows: an index, a mask, a length, a size, or a number.
 
 Random numbers only make a fair test when they respect the role: a token id past the end of its table is an error,
 and a mask of random integers masks nothing.
@@ -8,12 +8,19 @@ and a mask of random integers masks nothing.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Literal
 
+import numpy as np
 import onnx_ir as ir
 
-Kind = Literal["index", "mask", "size", "number"]
+from flash_export import graph as g
+from flash_export.contrib_product import CONTRIB_DOMAIN
+from flash_export.length_roles import Span, span_of, span_of_compared
+from flash_export.shapes import Shapes
+
+Kind = Literal["index", "mask", "length", "size", "number"]
 
 _INDEXED_BY = {
     ("", "Gather"): {1: 0},
@@ -21,7 +28,10 @@ _INDEXED_BY = {
     ("", "GatherND"): {1: 0},
     ("", "ScatterElements"): {1: 0},
     ("", "ScatterND"): {1: 0},
-    ("com.microsoft", "EmbedLayerNormalization"): {0: 2, 1: 4},
+    ("", "RotaryEmbedding"): {3: 1},
+    (CONTRIB_DOMAIN, "EmbedLayerNormalization"): {0: 2, 1: 4},
+    (CONTRIB_DOMAIN, "GroupQueryAttention"): {9: 7},
+    (CONTRIB_DOMAIN, "RotaryEmbedding"): {1: 2},
 }
 """Operator -> {operand that holds indices: operand that holds the table}."""
 
@@ -36,8 +46,8 @@ _COMPARES = {
 }  # fmt: skip
 
 _ORDERS = {"Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
-_LONGEST = 64
-"""Lengths are drawn below this: some end inside the sequences that the check draws, some behind short ones."""
+_MASKS = {(CONTRIB_DOMAIN, "MultiHeadAttention", 4), (CONTRIB_DOMAIN, "Attention", 3)}
+"""Operands that are a mask where they are no lengths."""
 
 _SIZE_OPERANDS = {
     "ConstantOfShape": {0}, "Expand": {1}, "OneHot": {1}, "Pad": {1}, "Range": {0, 1, 2}, "Reshape": {1},
@@ -55,17 +65,19 @@ class Role:
     """What one graph input is for.
 
     ``limit`` is, for an index, the first number that is too large; None where no table with a known size was found.
+    ``spans`` are, for a length, what each of its readers asks for.
     """
 
     kind: Kind
     limit: int | None = None
+    spans: tuple[Span, ...] = ()
 
 
 @dataclasses.dataclass(slots=True)
 class _Evidence:
     limits: list[int | None] = dataclasses.field(default_factory=list)
     compared: bool = False
-    length: bool = False
+    spans: list[Span] = dataclasses.field(default_factory=list)
     one_minus: bool = False
     size: bool = False
     cast: bool = False
@@ -77,7 +89,8 @@ def read_roles(model: ir.Model) -> dict[str, Role]:
     Follows the input through operators that keep its numbers, into subgraphs and local functions. A name
     counts only where the graph gives no answer.
     """
-    return {name: _role(model, value) for name, value in fed_inputs(model).items()}
+    shapes = functools.cache(lambda: Shapes(model.graph))
+    return {name: _role(model, value, shapes) for name, value in fed_inputs(model).items()}
 
 
 def fed_inputs(model: ir.Model) -> dict[str, ir.Value]:
@@ -85,20 +98,20 @@ def fed_inputs(model: ir.Model) -> dict[str, ir.Value]:
     return {v.name or "": v for v in model.graph.inputs if v.name not in model.graph.initializers}
 
 
-def _role(model: ir.Model, value: ir.Value) -> Role:
-    evidence = _follow(model, value)
+def _role(model: ir.Model, value: ir.Value, shapes: Callable[[], Shapes]) -> Role:
+    evidence = _follow(model, value, shapes)
     name = (value.name or "").lower()
     if value.dtype == ir.DataType.BOOL:
         return Role("mask")
     if value.dtype in _INTEGERS:
-        if evidence.limits:
-            known = [limit for limit in evidence.limits if limit is not None]
+        known = [limit for limit in evidence.limits if limit is not None]
+        if known or (evidence.limits and not evidence.spans):
             return Role("index", min(known) if known else None)
+        if evidence.spans:
+            return Role("length", spans=tuple(dict.fromkeys(evidence.spans)))
         if _counts_cached_keys(value):
             # A padded prompt leaves rows of GroupQueryAttention unspecified: only ones compare.
             return Role("size")
-        if evidence.length:
-            return Role("index", _LONGEST)
         if evidence.compared or evidence.one_minus or evidence.cast or "mask" in name:
             return Role("mask")
         return Role("size") if evidence.size else Role("index")
@@ -119,7 +132,7 @@ def _counts_cached_keys(value: ir.Value) -> bool:
     return False
 
 
-def _follow(model: ir.Model, start: ir.Value) -> _Evidence:
+def _follow(model: ir.Model, start: ir.Value, shapes: Callable[[], Shapes]) -> _Evidence:
     evidence = _Evidence()
     actual: dict[ir.Value, ir.Value | None] = {}  # formal input of a local function -> what the call hands over
     todo = [(start, 0)]
@@ -127,7 +140,7 @@ def _follow(model: ir.Model, start: ir.Value) -> _Evidence:
     while todo:
         value, offset = todo.pop()
         for node, operand in value.uses():
-            for reached, new_offset in _step(model, node, operand, offset, evidence, actual):
+            for reached, new_offset in _step(model, node, operand, offset, evidence, actual, shapes):
                 if reached not in seen:
                     seen.add(reached)
                     todo.append((reached, new_offset))
@@ -141,8 +154,13 @@ def _step(
     offset: int,
     evidence: _Evidence,
     actual: dict[ir.Value, ir.Value | None],
+    shapes: Callable[[], Shapes],
 ) -> Iterator[tuple[ir.Value, int]]:
     """Notes what ``node`` says about its operand and yields the values that still hold its numbers."""
+    span = span_of(node, operand, shapes)
+    if span is not None:
+        evidence.spans.append(span.moved(-offset))
+        return
     function = model.functions.get(node.op_identifier())
     if function is not None:
         for formal, handed in zip(function.inputs, node.inputs, strict=False):
@@ -161,9 +179,9 @@ def _step(
         return
     if operand in _SIZE_OPERANDS.get(op, ()):
         evidence.size = True
-    elif op in _ORDERS and _are_positions(node.inputs[1 - operand]):
-        evidence.length = True
-    elif op in _COMPARES or (op == "Where" and operand == 0):
+    elif op in _ORDERS and (positions := node.inputs[1 - operand]) is not None and _are_positions(positions):
+        evidence.spans.append(span_of_compared(positions, shapes).moved(-offset))
+    elif op in _COMPARES or (op == "Where" and operand == 0) or (node.domain, op, operand) in _MASKS:
         evidence.compared = True
     elif _is_one_minus(node, operand):
         evidence.one_minus = True
@@ -177,14 +195,25 @@ def _step(
             yield output, offset
 
 
-def _are_positions(value: ir.Value | None) -> bool:
-    """Whether a value is made of a Range, as the positions are that a length is compared with."""
+def _are_positions(value: ir.Value) -> bool:
+    """Whether a value is made of 0, 1, 2, ..., as the positions are that a length is compared with."""
+    reached: ir.Value | None = value
     for _ in range(8):
-        node = None if value is None else value.producer()
-        if node is None or node.op_type not in _KEEPS_VALUES:
-            return node is not None and node.op_type == "Range"
-        value = node.inputs[0]
+        node = None if reached is None else reached.producer()
+        if node is None or node.op_type == "Constant":
+            return _counts_up(reached)
+        if node.op_type not in _KEEPS_VALUES:
+            return node.op_type == "Range"
+        reached = node.inputs[0]
     return False
+
+
+def _counts_up(value: ir.Value | None) -> bool:
+    """Whether a value is a constant of 0, 1, 2, ... along its one long axis."""
+    array = g.constant(value)
+    if array is None or array.size < 2 or array.dtype.kind not in "iuf":
+        return False
+    return max(array.shape) == array.size and bool((array.reshape(-1) == np.arange(array.size)).all())
 
 
 def _is_one_minus(node: ir.Node, operand: int) -> bool:
