@@ -117,6 +117,7 @@ def judge(
     factor: float = FACTOR,
     dtype: np.dtype | None = None,
     nan_may_stay: bool = False,
+    overflow: np.ndarray | None = None,
 ) -> Verdict:
     """Compares one output with its reference.
 
@@ -126,12 +127,15 @@ def judge(
     Args:
         dtype: whose unit in the last place counts; float32 by default.
         nan_may_stay: the reference's NaN may have another origin, such as a NaN that went in.
+        overflow: where the unfused graph leaves what float32 holds, as ``overflows`` says; nothing is asked there.
     """
     if output.shape != reference.shape:
         return failed(f"its shape is {list(output.shape)} instead of {list(reference.shape)}")
     if reference.dtype.kind in "biu":
         return _judge_exact(output, reference, factor * noise.maximum)
     out, ref = output.astype(np.float64), reference.astype(np.float64)
+    if overflow is not None:
+        out, ref = np.where(overflow, 0.0, out), np.where(overflow, np.nan, ref)
     nan = np.isnan(ref)
     odd = _odd_values(out, ref, nan, nan_may_stay)
     finite = np.isfinite(ref) & np.isfinite(out)
@@ -151,6 +155,14 @@ def judge(
     if not why and mean_tolerance is not None and mean > mean_tolerance:
         why = f"mean |difference| {mean:.3g}, more than {mean_tolerance:.3g}"
     return Verdict(why, worst, tolerance, mean, mean_tolerance, int(nan.sum()), compared.size)
+
+
+def overflows(base: np.ndarray, reference: np.ndarray) -> np.ndarray | None:
+    """Where the unfused graph gives a number in float64 and NaN or infinity in float32; None where it never does."""
+    if reference.dtype.kind in "biu":
+        return None
+    found = np.isfinite(reference) & ~np.isfinite(base)
+    return found if found.any() else None
 
 
 def unit_in_last_place(reference: np.ndarray, dtype: np.dtype) -> float:

@@ -107,6 +107,7 @@ def check(
         if doubts:
             raise NotProven(doubts)
         tell("fused model", 0, 1)
+        expected.allow_noise(run.noise for run in site_runs)
         model_runs = run_fused(flash, expected, folder, eager=reference, eager_roundoff=roundoff)
         tell("fused model", 1, 1)
         _raise_for_model(model_runs)

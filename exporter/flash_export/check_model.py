@@ -8,7 +8,7 @@ model is judged. The float32 run also shows what stands at the boundary of each 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -70,15 +70,23 @@ class ModelRun:
 class Expected:
     """What the unfused model gave: outputs to compare with, its noise, and what stood at the sites' boundaries.
 
-    ``refusals`` has the reason for each trial that the model did not take.
+    ``overflow``: where each output leaves what float32 holds. ``refusals`` has the reason for each trial that the model
+    did not take.
     """
 
     trials: list[Trial] = dataclasses.field(default_factory=list)
     outputs: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
     noise: list[Noise] = dataclasses.field(default_factory=list)
+    overflow: dict[str, list[np.ndarray | None]] = dataclasses.field(default_factory=dict)
     seen: dict[str, Seen] = dataclasses.field(default_factory=dict)
     refusals: dict[str, str] = dataclasses.field(default_factory=dict)
     reference: str = "float64"
+
+    def allow_noise(self, of_sites: Iterable[float]) -> None:
+        """Where the noise of the whole model could not be measured, it is at least that of its attentions."""
+        if self.reference == "float32":
+            largest = max(of_sites, default=0.0)
+            self.noise = [Noise(max(n.maximum, largest), max(n.mean, largest)) for n in self.noise]
 
 
 def run_unfused(
@@ -113,6 +121,7 @@ def run_unfused(
             wide, reference = None, outputs
         expected.trials.append(trial)
         expected.outputs[trial.name] = reference
+        expected.overflow[trial.name] = [accept.overflows(b, r) for b, r in zip(outputs, reference, strict=True)]
         expected.seen[trial.name] = _seen(boundaries, dict(zip(names + probes, found, strict=True)) | trial.feeds)
         if wide is not None:
             first = [Noise.between(b, r) for b, r in zip(outputs, reference, strict=True)]
@@ -254,8 +263,9 @@ def run_fused(
             verdict = accept.failed(f"the fused model does not run: {error}")
             runs += [ModelRun(name, trial.name, "unfused", verdict, expected.reference) for name in names]
             continue
-        for name, out, ref, noise in zip(names, outputs, references, expected.noise, strict=True):
-            verdict = accept.judge(out, ref, noise, nan_may_stay=True)
+        told = zip(names, outputs, references, expected.noise, expected.overflow[trial.name], strict=True)
+        for name, out, ref, noise, overflow in told:
+            verdict = accept.judge(out, ref, noise, nan_may_stay=True, overflow=overflow)
             runs.append(ModelRun(name, trial.name, "unfused", verdict, expected.reference))
         if eager is not None:
             runs += _against_eager(eager, trial, names, outputs, expected, eager_roundoff)

@@ -21,6 +21,7 @@ from flash_export.accept import Noise, Verdict
 from flash_export.boundary import Boundary, ScoreMeter, read_boundary
 from flash_export.cut import CannotCut, attention_nodes, cut
 from flash_export.function_body import functions_for
+from flash_export.op import FLASH_ATTENTION_EX
 from flash_export.runtime import AnySession, CannotRun, open_float64, open_session
 from flash_export.sites import Site
 from flash_export.twin import NoTwin
@@ -36,6 +37,9 @@ _LARGEST = 2.0**60
 
 SEEDED_FAULT = 1.01
 """What the scale is multiplied by to see whether the numbers tell a wrong node from a right one."""
+
+_SWALLOWS = 2.0**20
+"""A bias of this size leaves an eighth of a score's unit: larger ones leave nothing that could be off."""
 
 _LEAST_ROUNDINGS = 4
 """How often the rounding of one trial is measured at least. With one measurement 1 of 200 right sites was refused."""
@@ -57,6 +61,8 @@ class SiteRun:
     verdict: Verdict
     score_spread: float | None = None
     reference: str = "float64"
+    noise: float = 0.0
+    """What the old subgraph was taken to be off by, relative to its largest number."""
 
     def as_report(self) -> dict[str, object]:
         """The run's entry in ``report.json``."""
@@ -82,12 +88,15 @@ class _Sample:
     faulty: np.ndarray | str
     """The same with a scale that is off by ``SEEDED_FAULT``."""
     nan_goes_in: bool
+    overflow: np.ndarray | None
+    """Where the old subgraph leaves what float32 holds."""
 
     def judged(self, output: np.ndarray | str, noise: Noise, factor: float) -> Verdict:
         """The verdict by the rule, or on the refusal."""
         if isinstance(output, str):
             return accept.failed(f"the fused node does not run: {output}")
-        return accept.judge(output, self.reference, noise, factor=factor, nan_may_stay=self.nan_goes_in)
+        nan_may_stay, overflow = self.nan_goes_in, self.overflow
+        return accept.judge(output, self.reference, noise, factor=factor, nan_may_stay=nan_may_stay, overflow=overflow)
 
 
 def check_site(
@@ -112,15 +121,16 @@ def check_site(
         raise CannotProve(f"it cannot be run alone: {error}") from error
     # A site's output is small at some settings, and a few numbers say little about its rounding.
     noise = Noise.pooled(s.noise for s in samples)
-    if reference == "float32":
-        noise = Noise(accept.UNKNOWN_NOISE, accept.UNKNOWN_NOISE)
     softcap = site.attributes is not None and site.attributes.softcap > 0
     factor = accept.FACTOR_WITH_SOFTCAP if softcap else accept.FACTOR
     if all(sample.judged(sample.faulty, noise, factor).passed for sample in samples):
         raise CannotProve(
             "a scale that is 1 % off would not show on any input tried, as where a query sees no more than one key"
         )
-    return [SiteRun(site.name, s.trial, s.judged(s.output, noise, factor), s.spread, reference) for s in samples]
+    return [
+        SiteRun(site.name, s.trial, s.judged(s.output, noise, factor), s.spread, reference, noise.maximum)
+        for s in samples
+    ]
 
 
 def _run(
@@ -147,9 +157,10 @@ def _run(
     for i, (trial, values) in enumerate(seen.items()):
         feeds, spread = stretch(_draw(boundary, values, seed + i), boundary, meter)
         reference = (wide or base).run(feeds)[0]
-        noise = _noise(base, wide or base, boundary, feeds)
+        overflow = accept.overflows(base.run(feeds)[0], reference)
+        noise = _unknown_noise(part, feeds, folder) if wide is None else _noise(base, wide, boundary, feeds)
         outputs = _output_or_refusal(fused, feeds), _output_or_refusal(faulty, feeds)
-        samples.append(_Sample(trial, spread, reference, noise, *outputs, nan_goes_in=_makes_nan(feeds)))
+        samples.append(_Sample(trial, spread, reference, noise, *outputs, _makes_nan(feeds), overflow))
     return samples, "float32" if wide is None else "float64"
 
 
@@ -186,6 +197,23 @@ def _noise(base: AnySession, wide: AnySession, boundary: Boundary, feeds: Mappin
         noises.append(Noise.between(base.run(nearby)[0], reference))
         if len(noises) >= max(_LEAST_ROUNDINGS, accept.roundings(reference.size)):
             return Noise.pooled(noises)
+
+
+def _unknown_noise(part: ir.Model, feeds: Mapping[str, np.ndarray], folder: Path) -> Noise:
+    """What an operator without a float64 kernel may be off by.
+
+    Beside a finite fill such as -10000 a score keeps few digits: in a row whose keys all have it, the weights are off
+    by as much as the fill's unit in the last place. A fill beyond all scores leaves none of them, and no such error.
+    """
+    values = [node.inputs[3] for node in attention_nodes(part) if node.op_type == FLASH_ATTENTION_EX.name]
+    biases = [value for value in values if value is not None and value.name]
+    made = [str(value.name) for value in biases if value.producer() is not None]
+    arrays = [feeds[str(value.name)] for value in biases if str(value.name) in feeds]
+    if made:
+        arrays += open_session(cut(part, [v.name or "" for v in part.graph.inputs], made), folder).run(feeds, made)
+    fills = [np.abs(array[np.abs(array) < _SWALLOWS]).max(initial=0.0) for array in arrays]
+    step = max((float(np.spacing(np.float32(fill))) for fill in fills), default=0.0)
+    return Noise(max(accept.UNKNOWN_NOISE, step), max(accept.UNKNOWN_NOISE, step))
 
 
 def _draw(boundary: Boundary, values: Seen, seed: int) -> dict[str, np.ndarray]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flash_export.accept import FACTOR_WITH_SOFTCAP, Noise, judge, roundings, unit_in_last_place
+from flash_export.accept import FACTOR_WITH_SOFTCAP, Noise, judge, overflows, roundings, unit_in_last_place
 
 RNG = np.random.default_rng(0)
 REFERENCE = RNG.standard_normal((7, 301))
@@ -102,3 +102,19 @@ def test_empty_outputs_pass() -> None:
 
 def test_small_outputs_are_measured_more_often_and_large_ones_once() -> None:
     assert (roundings(0), roundings(100), roundings(2**15), roundings(2**20)) == (8, 8, 2, 1)
+
+
+def test_nothing_is_asked_where_the_unfused_graph_itself_leaves_float32() -> None:
+    base, wrong = REFERENCE.astype(np.float32), REFERENCE.copy()
+    base[2], base[3, 0], wrong[2] = np.nan, np.inf, np.nan
+    overflow = overflows(base, REFERENCE)
+    assert overflow is not None
+    assert overflow.sum() == 302
+    assert not judge(wrong, REFERENCE, NOISE).passed
+    verdict = judge(wrong, REFERENCE, NOISE, overflow=overflow)
+    assert verdict.passed
+    assert verdict.compared == REFERENCE.size - 302
+    wrong[4, 4] += 1e-3
+    assert not judge(wrong, REFERENCE, NOISE, overflow=overflow).passed
+    assert overflows(REFERENCE, REFERENCE) is None
+    assert overflows(np.array([1]), np.array([2])) is None

@@ -87,6 +87,8 @@ def _refuse_unknown(anchor: ir.Node) -> None:
         "contrib_operator",
         "export with the norms of Q and K as nodes of their own",
     )
+    if g.int_attribute(anchor, "local_window_size", -1) == 0:
+        raise Refused("attribute_range", "local_window_size is 0: no query sees a key", anchor, "give -1 for no window")
     if g.int_attribute(anchor, "sliding_window_cache", 0):
         raise Refused(
             "cache_in_place",

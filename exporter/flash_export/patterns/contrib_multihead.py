@@ -2,7 +2,7 @@
 """ONNX Runtime's ``com.microsoft.MultiHeadAttention``: packed or not, with and without a cache.
 
 Text and CPU kernel of ONNX Runtime 1.32: ``mask_filter_value`` is added where the key padding mask is 0, or from a
-length on; ``unidirectional`` hides later keys altogether.
+length on; ``unidirectional`` hides later keys altogether where it is 1, but never from the last query.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def read(anchor: ir.Node, region: Region) -> Attention:
     operands = _operands(anchor, heads, region)
     query, new_key = operands[0], operands[1]
     present = [_present(anchor, i, v, heads, region) for i, v in enumerate(operands[1:], start=1)]
-    causal = bool(g.int_attribute(anchor, "unidirectional", 0))
+    causal = g.int_attribute(anchor, "unidirectional", 0) == 1
     masks = key_padding(anchor, 4, query, present[0], region)
     bias = g.input_of(anchor, 5)
     operator = Operator(
@@ -69,15 +69,18 @@ def length_of(value: ir.Value, region: Region) -> Dim:
 def band_behind(
     anchor: ir.Node, causal: bool, query: ir.Value, new_key: ir.Value, past: ir.Value | None, region: Region
 ) -> Band | None:
-    """Causal from the top left, or from the bottom right behind a past that is followed by as many keys as queries."""
+    """Causal from the top left, or from the bottom right behind a past that is followed by as many keys as queries.
+
+    The kernel shows the last query all keys: between more keys than queries that is no corner.
+    """
     if not causal:
         return None
-    if past is not None and length_of(query, region) != length_of(new_key, region):
+    rows, keys = length_of(query, region), length_of(new_key, region)
+    fewer = None not in (rows.static, keys.static) and keys.static <= rows.static  # type: ignore[operator]
+    if rows != keys and not (past is None and fewer):
+        where = "meet, and the last query sees all keys" if past is None else "follow the cache"
         raise Refused(
-            "causal_alignment",
-            f"{length_of(new_key, region)} keys and {length_of(query, region)} queries follow the cache",
-            anchor,
-            "pass the mask as a tensor",
+            "causal_alignment", f"{keys} keys and {rows} queries {where}", anchor, "pass the mask as a tensor"
         )
     return Band(None, 0, past is not None, False)
 

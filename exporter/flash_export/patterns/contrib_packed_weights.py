@@ -48,7 +48,7 @@ def read(anchor: ir.Node, region: Region) -> Attention:
     key, value, also = _cached(anchor, new_key, new_value, heads, region)
     masks = key_padding(anchor, 3, query, key, region)
     bias, past = g.input_of(anchor, 5), g.input_of(anchor, 4)
-    causal = bool(g.int_attribute(anchor, "unidirectional", 0))
+    causal = g.int_attribute(anchor, "unidirectional", 0) == 1
     operator = Operator(
         query,
         key,

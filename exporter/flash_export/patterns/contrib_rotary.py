@@ -33,7 +33,7 @@ def read_rotation(anchor: ir.Node, cache: Cache, region: Region) -> Rotation | N
     Raises:
         Refused: its tables are missing or of unknown size.
     """
-    if not g.int_attribute(anchor, "do_rotary", 0):
+    if g.int_attribute(anchor, "do_rotary", 0) != 1:
         return None
     drafts = region.drafts
     tables = [g.input_of(anchor, i) for i in (7, 8)]
@@ -48,7 +48,7 @@ def read_rotation(anchor: ir.Node, cache: Cache, region: Region) -> Rotation | N
         )
     at = _positions(anchor, cache, region)
     cos, sin = (drafts.unsqueeze(drafts.op("Gather", table, at, axis=0), 2) for table in tables if table is not None)
-    return Rotation(cos, sin, half, bool(g.int_attribute(anchor, "rotary_interleaved", 0)))
+    return Rotation(cos, sin, half, g.int_attribute(anchor, "rotary_interleaved", 0) == 1)
 
 
 def _positions(anchor: ir.Node, cache: Cache, region: Region) -> ir.Value:

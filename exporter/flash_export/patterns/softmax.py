@@ -25,6 +25,9 @@ _BELOW = ("Identity", "Dropout", "Cast", "Reshape", "Transpose", "Squeeze", "Uns
 BIAS_SOFTMAX = "BiasSoftmax"
 """ONNX Runtime's fusion of an Add and a Softmax; of its providers, CUDA has it and the CPU has not."""
 
+_LARGEST_FACTOR, _ROUNDED = 1e30, 1e-4
+"""What V is multiplied by where the second product has a factor: no larger, and rounded to V's type by no more."""
+
 REACH = 24
 """Nodes looked at when deciding whether a softmax that does not match is attention at all."""
 
@@ -260,7 +263,16 @@ def _with_alpha(value: Chain, second: ir.Node, region: Region) -> Chain:
     factor, dtype = alpha_of(second), region.shapes.dtype(value.values[-1])
     if factor == 1.0 or dtype is None:
         return value
-    number = region.drafts.constant(np.array(factor, dtype=dtype.numpy()))
+    with np.errstate(over="ignore"):
+        array = np.array(factor, dtype=dtype.numpy())
+    if abs(factor) > _LARGEST_FACTOR or abs(float(array) - factor) > _ROUNDED * abs(factor):
+        raise Refused(
+            "attribute_range",
+            f"the product with V is multiplied by {factor:g}, which V cannot be in {dtype}",
+            second,
+            "multiply by a standard Mul behind the product",
+        )
+    number = region.drafts.constant(array)
     return Chain([region.drafts.op("Mul", value.values[-1], number)], [], [value.last], [], [])
 
 
