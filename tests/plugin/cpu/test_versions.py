@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One build of the library runs the contract in the oldest ONNX Runtime that it serves, a later and the newest one.
-
-Each has a folder of its own under build/, filled from the package index once and kept.
-"""
+"""One build of the library runs the contract in the oldest ONNX Runtime that it serves, a later and the newest one, and
+an older one says which version it is and which is needed."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,40 +14,11 @@ from contract.cases import CASES
 from contract.node_model import feeds, model_of_case, results
 
 from flash_trt import cpu_operator_path
-from plugin.cpu import run_models
+from plugin.cpu import onnxruntimes, run_models
 from plugin.cpu.cpu_library import why_wrong
 
-# What their code imports of other packages is NumPy alone; 1.17 was built for NumPy 1.
-VERSIONS = {
-    "1.17.3": ["onnxruntime==1.17.3", "numpy<2"],
-    "1.23.2": ["onnxruntime==1.23.2", "numpy"],
-    "newest": ["onnxruntime", "numpy"],
-}
-
-
-def environment(root: Path, version: str) -> Path:
-    """A folder with this version and what it needs; skips the test where it cannot be filled."""
-    folder = root / "build" / "onnxruntime" / f"{version}-py{sys.version_info.major}.{sys.version_info.minor}"
-    if folder.is_dir():
-        return folder
-    filling = folder.with_suffix(f".{os.getpid()}")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--target",
-        str(filling),
-        *VERSIONS[version],
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
-    if done.returncode:
-        shutil.rmtree(filling, ignore_errors=True)
-        pytest.skip(f"onnxruntime {version} cannot be installed here: {done.stderr.strip()[-300:]}")
-    filling.rename(folder)
-    return folder
+VERSIONS = {"1.17.3": onnxruntimes.NUMPY_1, "1.23.2": "numpy", "newest": "numpy"}
+pytestmark = pytest.mark.xdist_group("onnxruntime_versions")
 
 
 @pytest.fixture(scope="module")
@@ -68,18 +34,44 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.xdist_group("onnxruntime_versions")
-def test_the_library_runs_the_contract_in(version: str, models: Path, repo_root: Path) -> None:
-    packages = environment(repo_root, version)
-    command = [sys.executable, "-S", run_models.__file__, str(models), cpu_operator_path()]
-    alone = {**os.environ, "PYTHONPATH": str(packages)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=alone)
+@pytest.mark.parametrize("wanted", VERSIONS)
+def test_the_library_runs_the_contract_in(wanted: str, models: Path, repo_root: Path) -> None:
+    version = onnxruntimes.newest() if wanted == "newest" else wanted
+    packages = onnxruntimes.environment(repo_root, version, VERSIONS[wanted])
+    done = onnxruntimes.run(packages, run_models.__file__, str(models), cpu_operator_path())
     assert done.returncode == 0, done.stderr[-2000:]
-    assert version in (done.stdout.strip(), "newest")
+    assert done.stdout.strip() == version
     wrong = {}
     for case in CASES:
         with np.load(models / f"{case.name}.out.npz") as outputs:
             if reasons := why_wrong(case, *results(case, list(outputs.values()))):
                 wrong[case.name] = reasons
     assert wrong == {}
+
+
+def test_a_runtime_that_is_too_old_is_refused_with_both_versions(models: Path, repo_root: Path) -> None:
+    packages = onnxruntimes.environment(repo_root, "1.16.3", onnxruntimes.NUMPY_1)
+    done = onnxruntimes.run(packages, run_models.__file__, str(models), cpu_operator_path())
+    assert done.returncode == 1
+    for part in ("got   version 1.16.3", "need  version 1.17 or newer", "do    install a newer onnxruntime"):
+        assert part in done.stderr
+
+
+def test_a_version_that_cannot_be_installed_is_a_failure_with_words_of_pip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "ERROR: no matching distribution"
+    failed = subprocess.CompletedProcess([], 1, "", said)
+    monkeypatch.setattr(onnxruntimes.subprocess, "run", lambda *_, **__: failed)
+    monkeypatch.delenv(onnxruntimes.OFFLINE, raising=False)
+    with pytest.raises(pytest.fail.Exception, match=said):
+        onnxruntimes.environment(tmp_path, "1.17.3")
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_machine_that_says_that_it_is_offline_skips_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(onnxruntimes.OFFLINE, "1")
+    with pytest.raises(pytest.skip.Exception, match=onnxruntimes.OFFLINE):
+        onnxruntimes.environment(tmp_path, "1.17.3")
