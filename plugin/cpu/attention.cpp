@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
+#include <iterator>
 #include <memory>
 #include <new>
 #include <thread>
@@ -58,14 +59,33 @@ struct Head {
   int64_t batch, kv_head;
 };
 
+// A batch entry and what a head of it has to do.
+struct Entry {
+  int64_t batch;
+  int64_t first, last;  // some query sees the keys first <= j < last
+  int64_t pairs;        // of a query and a key that it sees
+};
+
 class Problem {
  public:
   explicit Problem(FlashAttentionArgs const& args)
-      : mArgs(args), mGroup(args.q_num_heads / args.kv_num_heads) {}
+      : mArgs(args), mGroup(args.q_num_heads / args.kv_num_heads) {
+    for (int64_t batch = 0; batch < args.batch; ++batch) {
+      bool const same = batch > 0 && (args.kv_lengths == nullptr || args.kv_lengths_stride == 0);
+      mEntries.push_back(same ? mEntries.front() : makeEntry(batch));
+      mEntries.back().batch = batch;
+    }
+    std::stable_sort(mEntries.begin(), mEntries.end(),
+                     [](Entry const& a, Entry const& b) { return a.pairs > b.pairs; });
+  }
 
   int64_t heads() const { return int64_t{mArgs.batch} * mArgs.kv_num_heads; }
   int64_t rowsOfHead() const { return mArgs.seqlen_q * mGroup; }
-  Head head(int64_t index) const { return {index / mArgs.kv_num_heads, index % mArgs.kv_num_heads}; }
+  // The batch entries, those with the most work first: what a thread takes last is short.
+  std::vector<Entry> const& entries() const { return mEntries; }
+  Head head(int64_t index) const {
+    return {mEntries[size_t(index / mArgs.kv_num_heads)].batch, index % mArgs.kv_num_heads};
+  }
 
   RowProblem shared(Head head) const {
     FlashAttentionArgs const& a = mArgs;
@@ -88,6 +108,26 @@ class Problem {
   }
 
  private:
+  Entry makeEntry(int64_t batch) const {
+    Band const band = bandOf(batch);
+    Entry entry{batch, 0, 0, 0};
+    for (int64_t i = 0; i < mArgs.seqlen_q; ++i) {
+      KeySpan const keys = keysOf(band, i);
+      if (keys.first == keys.last) continue;
+      entry.first = entry.pairs == 0 ? keys.first : std::min<int64_t>(entry.first, keys.first);
+      entry.last = std::max<int64_t>(entry.last, keys.last);
+      entry.pairs += keys.last - keys.first;
+    }
+    return entry;
+  }
+
+  // 0 and 0: none.
+  static KeySpan keysOf(Band band, int64_t query) {
+    KeySpan const span = kernels::visibleKeys(band, int(query), 0);
+    int const first = std::max(span.first, 0);
+    return first < span.last ? KeySpan{first, span.last} : KeySpan{0, 0};
+  }
+
   Band bandOf(int64_t batch) const {
     FlashAttentionArgs const& a = mArgs;
     int64_t length = a.seqlen_kv;
@@ -112,13 +152,14 @@ class Problem {
     }
     if (a.lse != nullptr) row.lse = a.lse + (head.batch * a.q_num_heads + q_head) * a.seqlen_q + i;
     row.sink = a.sinks != nullptr ? a.sinks[q_head * a.sinks_stride] : -INFINITY;
-    KeySpan const span = kernels::visibleKeys(band, int(i), 0);
-    if (std::max(span.first, 0) < span.last) row.first = std::max(span.first, 0), row.last = span.last;
+    KeySpan const keys = keysOf(band, i);
+    row.first = keys.first, row.last = keys.last;
     return row;
   }
 
   FlashAttentionArgs const& mArgs;
   int64_t mGroup;
+  std::vector<Entry> mEntries;
 };
 
 // Hands out 0 ... count-1, in this order, to one worker a thread; each worker makes its own room once.
@@ -155,8 +196,8 @@ void runTiles(Problem const& problem, Parallel const& parallel, Kernels const& k
   int64_t const row_floats = ceilDiv(int64_t{sizeof(Row)} * tile, 64) * 16;
   int64_t const room_floats = row_floats + kernels.tileScratch(problem.shared({0, 0}));
   runTasks(parallel, problem.heads() * tiles, room_floats, [&](int64_t task, float* room) {
-    // Head by head, so that its keys stay near; within a head the last rows first: under a causal mask they
-    // have the most keys.
+    // Head by head, so that its keys stay near, those of long entries first; within a head the last rows
+    // first: under a causal mask they have the most keys.
     Head const head = problem.head(task / tiles);
     int64_t const first = (tiles - 1 - task % tiles) * tile, count = std::min(tile, rows - first);
     Row* const row = reinterpret_cast<Row*>(room);
@@ -165,43 +206,63 @@ void runTiles(Problem const& problem, Parallel const& parallel, Kernels const& k
   });
 }
 
+// The slices of a batch entry's heads: tasks number first_task and on, `slices` a head.
+struct SlicedEntry {
+  Entry entry;
+  int64_t slices, first_task;
+};
+
+// Cuts so that every thread has a few slices of nearly one length, whatever the entries' lengths are.
+std::vector<SlicedEntry> cutSlices(Problem const& problem, int64_t kv_heads) {
+  int64_t keys = 0, tasks = 0;
+  for (Entry const& entry : problem.entries()) keys += (entry.last - entry.first) * kv_heads;
+  int64_t const fair = std::max(kSmallestSlice, ceilDiv(keys, kTasksPerThread * threadCount()));
+  std::vector<SlicedEntry> cut;
+  for (Entry const& entry : problem.entries()) {
+    int64_t const length = entry.last - entry.first;
+    int64_t const slices = threadCount() == 1 ? 1 : std::max<int64_t>(1, ceilDiv(length, fair));
+    cut.push_back({entry, slices, tasks});
+    tasks += slices * kv_heads;
+  }
+  return cut;
+}
+
 void runSlices(Problem const& problem, FlashAttentionArgs const& args, Parallel const& parallel,
                Kernels const& kernels) {
-  int64_t const rows = problem.rowsOfHead(), heads = problem.heads();
-  int64_t const wanted = threadCount() == 1 ? 1 : ceilDiv(kTasksPerThread * threadCount(), heads);
-  int64_t const slices =
-      std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, args.seqlen_kv / kSmallestSlice));
+  int64_t const rows = problem.rowsOfHead(), kv_heads = args.kv_num_heads;
+  std::vector<SlicedEntry> const cut = cutSlices(problem, kv_heads);
+  int64_t const tasks = cut.back().first_task + cut.back().slices * kv_heads;
   RowProblem const any = problem.shared({0, 0});
   int64_t const size = kernels.partialSize(any), slice_size = size * rows;
-  Room const partials(slice_size * slices * heads);
-  auto const combine = [&](int64_t head_index) {
-    Head const head = problem.head(head_index);
+  Room const partials(slice_size * tasks);
+  auto const rowsOf = [&](Head head) {
     std::vector<Row> row(static_cast<size_t>(rows));
     problem.makeRows(head, 0, row.data(), rows);
+    return row;
+  };
+  auto const combine = [&](SlicedEntry const& of, int64_t kv_head) {
+    Head const head{of.entry.batch, kv_head};
+    std::vector<Row> const row = rowsOf(head);
+    float const* const first = partials.get() + (of.first_task + kv_head * of.slices) * slice_size;
     for (int64_t r = 0; r < rows; ++r) {
-      kernels.combine(problem.shared(head), row[size_t(r)],
-                      partials.get() + head_index * slices * slice_size + r * size, slice_size,
-                      int32_t(slices));
+      kernels.combine(problem.shared(head), row[size_t(r)], first + r * size, slice_size, int32_t(of.slices));
     }
   };
-  runTasks(parallel, heads * slices, kernels.sliceScratch(any, int32_t(rows)),
-           [&](int64_t task, float* room) {
-             Head const head = problem.head(task / slices);
-             std::vector<Row> row(static_cast<size_t>(rows));
-             problem.makeRows(head, 0, row.data(), rows);
-             int64_t first = args.seqlen_kv, last = 0;
-             for (Row const& r : row) {
-               if (r.first < r.last)
-                 first = std::min<int64_t>(first, r.first), last = std::max<int64_t>(last, r.last);
-             }
-             int64_t const length = ceilDiv(ceilDiv(std::max<int64_t>(last - first, 0), slices), 16) * 16;
-             int64_t const from = std::min(last, first + task % slices * length),
-                           to = std::min(last, from + length);
-             kernels.slice(problem.shared(head), row.data(), int32_t(rows), int32_t(from), int32_t(to),
-                           partials.get() + task * slice_size, room);
-             if (slices == 1) combine(task);
-           });
-  for (int64_t head = 0; slices > 1 && head < heads; ++head) combine(head);
+  runTasks(parallel, tasks, kernels.sliceScratch(any, int32_t(rows)), [&](int64_t task, float* room) {
+    SlicedEntry const& of = *std::prev(std::upper_bound(
+        cut.begin(), cut.end(), task, [](int64_t t, SlicedEntry const& s) { return t < s.first_task; }));
+    int64_t const kv_head = (task - of.first_task) / of.slices, part = (task - of.first_task) % of.slices;
+    Head const head{of.entry.batch, kv_head};
+    int64_t const length = ceilDiv(ceilDiv(of.entry.last - of.entry.first, of.slices), 16) * 16;
+    int64_t const from = std::min(of.entry.last, of.entry.first + part * length);
+    int64_t const to = std::min(of.entry.last, from + length);
+    kernels.slice(problem.shared(head), rowsOf(head).data(), int32_t(rows), int32_t(from), int32_t(to),
+                  partials.get() + task * slice_size, room);
+    if (of.slices == 1) combine(of, kv_head);
+  });
+  for (SlicedEntry const& of : cut) {
+    for (int64_t kv_head = 0; of.slices > 1 && kv_head < kv_heads; ++kv_head) combine(of, kv_head);
+  }
 }
 
 }  // namespace

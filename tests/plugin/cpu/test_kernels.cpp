@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "attention.h"
@@ -195,9 +196,58 @@ std::string runFarApart(Kernels const& kernels) {
                           reference::attention<float>(p).output);
 }
 
+// Tasks in the order in which one thread takes them.
+struct Task {
+  int64_t length;  // of the batch entry
+  int64_t pairs;   // of a query and a key
+};
+std::vector<Task> gTasks;
+
+void noteTile(flash_export::cpu::RowProblem const&, flash_export::cpu::Row const* rows, int32_t count,
+              float*) {
+  gTasks.push_back({rows[0].last, int64_t{count} * rows[0].last});
+}
+
+void noteSlice(flash_export::cpu::RowProblem const&, flash_export::cpu::Row const* rows, int32_t,
+               int32_t first, int32_t last, float*, float*) {
+  gTasks.push_back({rows[0].last, last - first});
+}
+
+void noCombine(flash_export::cpu::RowProblem const&, flash_export::cpu::Row const&, float const*, int64_t,
+               int32_t) {}
+
+// "" or what is wrong: the tasks of long batch entries must come first.
+std::string runUnequalLengths(Kernels kernels) {
+  kernels.tile = noteTile, kernels.slice = noteSlice, kernels.combine = noCombine;
+  std::vector<int32_t> const lengths{300, 5000, 0, 5000, 40};
+  FlashAttentionArgs args{};
+  args.batch = int32_t(lengths.size()), args.q_num_heads = args.kv_num_heads = 2;
+  args.seqlen_kv = 5000, args.head_dim = args.v_head_dim = 8;
+  args.kv_lengths = lengths.data(), args.kv_lengths_stride = 1;
+  args.window_left = args.window_right = -1;
+  int64_t const threads = std::max(1u, std::thread::hardware_concurrency());
+  for (int64_t seqlen_q : {64, 1}) {
+    args.seqlen_q = seqlen_q;
+    gTasks.clear();
+    flash_export::cpu::attention(args, {nullptr, runHere}, kernels);
+    int64_t total = 0, longest = 0;
+    for (Task const& task : gTasks) total += task.pairs, longest = std::max(longest, task.pairs);
+    if (total != 2 * 10340 * seqlen_q) return "some pairs of query and key are nobody's task, or two tasks'";
+    for (size_t i = 1; i < gTasks.size(); ++i) {
+      if (gTasks[i].length > gTasks[i - 1].length) return "a long entry's task comes after a short one's";
+    }
+    bool const cut = seqlen_q == 1 && threads > 1;
+    if (cut && longest > std::max<int64_t>(256, total / (4 * threads)) + 16) return "a slice is too long";
+  }
+  return "";
+}
+
 // Every problem with `kernels` as they choose, in tiles alone and in slices alone; returns the failures.
 int runAll(Kernels kernels) {
   int failed = 0;
+  std::string const order = runUnequalLengths(kernels);
+  if (!order.empty()) std::printf("FAILED unequal lengths with %s: %s\n", kernels.name, order.c_str());
+  failed += !order.empty();
   std::vector<Problem> const all = problems();
   for (int slice_rows : {kernels.slice_rows, 0, 1 << 20}) {
     kernels.slice_rows = slice_rows;
