@@ -16,6 +16,11 @@ constexpr int kSliceKeys = 64;
 // and 8 lanes, at 5 with 16).
 constexpr int kSliceRows = 4;
 
+// The weight of a key that a bias hides. Its value is left out: 0 times a NaN or an infinity is NaN.
+constexpr float kHidden = -0.0f;
+
+FLASH_INLINE bool isHidden(float prob) { return __builtin_signbit(prob); }
+
 // A row's partial result: row_max, row_sum, then from kPartialOutput on the unnormalised output.
 constexpr int kPartialOutput = 16;
 
@@ -82,8 +87,8 @@ FLASH_INLINE Floats scoreLanes(RowProblem const& problem, float const* query, in
 }
 
 // output[kVectors * kLanes] = output * shrink + probs[keys] . value[keys][...]. With kFetch the keys that
-// follow are asked for.
-template <int kVectors, bool kFetch, class Element>
+// follow are asked for; with kHoles some probs may be kHidden.
+template <int kVectors, bool kFetch, bool kHoles, class Element>
 FLASH_INLINE void addSlice(Element const* value, int64_t stride, float const* probs, int keys, float shrink,
                            float* output, Element const* key, int64_t key_stride) {
   Floats sums[kVectors];
@@ -92,15 +97,17 @@ FLASH_INLINE void addSlice(Element const* value, int64_t stride, float const* pr
   for (int j = 0; j < keys; ++j) {
     Floats const p = splat(probs[j]);
     if constexpr (kFetch) fetch<kVectors>(key);
+    if (!kHoles || !isHidden(probs[j])) {
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) sums[v] += p * load(value + v * kLanes);
+      for (int v = 0; v < kVectors; ++v) sums[v] += p * load(value + v * kLanes);
+    }
     key += key_stride, value += stride;
   }
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) store(output + v * kLanes, sums[v]);
 }
 
-template <bool kFetch, class Element>
+template <bool kFetch, bool kHoles, class Element>
 FLASH_INLINE void addSliceValues(RowProblem const& problem, int first, int keys, float const* probs,
                                  float shrink, float* output) {
   int64_t const stride = problem.value_stride, key_stride = problem.key_stride;
@@ -109,17 +116,20 @@ FLASH_INLINE void addSliceValues(RowProblem const& problem, int first, int keys,
   int const v_head_dim = problem.v_head_dim;
   int d = 0;
   for (; d + 8 * kLanes <= v_head_dim; d += 8 * kLanes) {
-    addSlice<8, kFetch>(value + d, stride, probs, keys, shrink, output + d, next + d, key_stride);
+    addSlice<8, kFetch, kHoles>(value + d, stride, probs, keys, shrink, output + d, next + d, key_stride);
   }
   for (; d + 4 * kLanes <= v_head_dim; d += 4 * kLanes) {
-    addSlice<4, kFetch>(value + d, stride, probs, keys, shrink, output + d, next + d, key_stride);
+    addSlice<4, kFetch, kHoles>(value + d, stride, probs, keys, shrink, output + d, next + d, key_stride);
   }
   for (; d + kLanes <= v_head_dim; d += kLanes) {
-    addSlice<1, kFetch>(value + d, stride, probs, keys, shrink, output + d, next + d, key_stride);
+    addSlice<1, kFetch, kHoles>(value + d, stride, probs, keys, shrink, output + d, next + d, key_stride);
   }
   if (d == v_head_dim) return;
   Floats sum = load(output + d) * shrink;
-  for (int j = 0; j < keys; ++j) sum += probs[j] * loadSome(value + j * stride + d, v_head_dim - d);
+  for (int j = 0; j < keys; ++j) {
+    if (kHoles && isHidden(probs[j])) continue;
+    sum += probs[j] * loadSome(value + j * stride + d, v_head_dim - d);
+  }
   store(output + d, sum);
 }
 
@@ -182,13 +192,19 @@ FLASH_INLINE void addRow(RowProblem const& problem, Row const& row, float const*
   float const shrink = expOf(before - most);
   Floats sum{};
   for (int j = 0; j < last - first; j += kLanes) {
-    Floats const p = expOf(load(scores + j) - most);
+    Floats const s = load(scores + j);
+    Floats const p = s == -kInfinity ? splat(kHidden) : expOf(s - most);
     store(scores + j, p);
     sum += p;
   }
   partial[0] = now;
   partial[1] = partial[1] * shrink + sumOf(sum);
-  addSliceValues<kFetch, Element>(problem, first, last - first, scores, shrink, partial + kPartialOutput);
+  float* const output = partial + kPartialOutput;
+  if (row.bias == nullptr) {
+    addSliceValues<kFetch, false, Element>(problem, first, last - first, scores, shrink, output);
+  } else {
+    addSliceValues<kFetch, true, Element>(problem, first, last - first, scores, shrink, output);
+  }
 }
 
 template <class Element>

@@ -33,6 +33,7 @@ struct Strip {
   int full_first;   // keys that every row sees: full_first <= j < full_last
   int full_last;
   bool untouched;               // `output` holds nothing yet
+  bool hides;                   // it was used with keys that some row does not see
   bool shared_bias;             // all rows have the same
   float* query;                 // [D][width], scaled
   float* output;                // [Dv][width], unnormalised

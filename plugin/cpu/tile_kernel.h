@@ -2,6 +2,7 @@
 // Attention of many rows: the rows lie in the vectors' lanes, strip by strip, against tiles of keys.
 // Online softmax: Milakov & Gimelshein 2018, arXiv:1805.02867; tiles: Dao et al. 2022, arXiv:2205.14135.
 #pragma once
+#include "slice_kernel.h"
 #include "strip.h"
 
 namespace flash_export::cpu {
@@ -21,6 +22,8 @@ struct Scratch {
   float* values;   // [kTileKeys][Dv]
   float* scores;   // [kTileKeys][width]
   float* bias;     // [kTileKeys][width]
+  float* slice;    // of one row alone
+  float* partial;
 };
 
 FLASH_INLINE int64_t cutScratch(RowProblem const& problem, float* start, Scratch& scratch) {
@@ -37,6 +40,8 @@ FLASH_INLINE int64_t cutScratch(RowProblem const& problem, float* start, Scratch
   take(scratch.values, int64_t{kTileKeys} * problem.v_head_dim);
   take(scratch.scores, kTileKeys * kStripRows);
   take(scratch.bias, kTileKeys * kStripRows);
+  take(scratch.slice, sliceScratch(problem, 1));
+  take(scratch.partial, partialSize(problem));
   return used;
 }
 
@@ -89,7 +94,7 @@ template <class Element>
 FLASH_INLINE void beginStrip(RowProblem const& problem, Strip& strip) {
   int const width = strip.vectors * kLanes;
   limitKeys(strip);
-  strip.untouched = true;
+  strip.untouched = true, strip.hides = false;
   for (int i = 0; i < width; ++i) {
     float const sink = i < strip.count ? strip.rows[i].sink : -kInfinity;
     strip.row_max[i] = sink;
@@ -102,8 +107,16 @@ FLASH_INLINE void beginStrip(RowProblem const& problem, Strip& strip) {
   }
 }
 
+// In a tile, a key that a row does not see takes part as 0 times its value, which is NaN where the value is
+// no finite number. A slice has the row's own keys alone.
 template <class Element>
-FLASH_INLINE void finishStrip(RowProblem const& problem, Strip& strip) {
+void attendAlone(RowProblem const& problem, Row const& row, Scratch const& scratch) {
+  runSlice<Element>(problem, &row, 1, row.first, row.last, scratch.partial, scratch.slice);
+  combineSlices<Element>(problem, row, scratch.partial, 0, 1);
+}
+
+template <class Element>
+FLASH_INLINE void finishStrip(RowProblem const& problem, Strip& strip, Scratch const& scratch) {
   int const width = strip.vectors * kLanes;
   for (int i = 0; i < strip.count; ++i) {
     Row const& row = strip.rows[i];
@@ -115,21 +128,27 @@ FLASH_INLINE void finishStrip(RowProblem const& problem, Strip& strip) {
     int const count = smallerOf(strip.count - v * kLanes, kLanes);
     Row const* const rows = strip.rows + v * kLanes;
     float const* const output = strip.output + v * kLanes;
+    Floats finite{};  // 0 in the lanes whose output is, NaN in others
     int d = 0;
     for (; d + kLanes <= problem.v_head_dim; d += kLanes) {
       Floats square[kLanes];
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
         square[i] = strip.untouched ? Floats{} : load(output + (d + i) * int64_t{width}) * factor;
+        finite += square[i] * 0.0f;
       }
       transpose(square);
       for (int i = 0; i < count; ++i) store(static_cast<Element*>(rows[i].output) + d, square[i]);
     }
     for (; d < problem.v_head_dim; ++d) {
       Floats const column = strip.untouched ? Floats{} : load(output + d * int64_t{width}) * factor;
+      finite += column * 0.0f;
       for (int i = 0; i < count; ++i) {
         storeSome(static_cast<Element*>(rows[i].output) + d, splat(float{column[i]}), 1);
       }
+    }
+    for (int i = 0; strip.hides && i < count; ++i) {
+      if (finite[i] != 0.0f) attendAlone<Element>(problem, rows[i], scratch);
     }
   }
 }
@@ -214,6 +233,7 @@ void stripTile(RowProblem const& problem, Strip& strip, int first, int last, Flo
   exponentiate<kVectors>(strip, row_max, keys, scratch.scores, shrink);
   accumulate<kVectors>(strip, value.start, value.stride, problem.v_head_dim, keys, scratch.scores, shrink);
   strip.untouched = false;
+  strip.hides |= masked || biased;
 }
 
 // Cuts rows into strips, as wide as they come: a strip of one vector runs at a third of the speed of three.
@@ -269,7 +289,7 @@ void runTile(RowProblem const& problem, Row const* rows, int32_t count, float* r
       }
     }
   }
-  for (int t = 0; t < used; ++t) finishStrip<Element>(problem, strips[t]);
+  for (int t = 0; t < used; ++t) finishStrip<Element>(problem, strips[t], scratch);
 }
 
 void tile(RowProblem const& problem, Row const* rows, int32_t count, float* scratch) {

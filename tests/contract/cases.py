@@ -8,12 +8,14 @@ attribute, add it to ``Case`` and give it rows with at least two values; test_co
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 import numpy as np
 
-BiasKind = Literal["random", "holes", "finfo_min_row", "hidden_rows"]
+BiasKind = Literal["random", "holes", "finfo_min_row", "hidden_rows", "hidden_key"]
 BiasShape = tuple[int, int, int, int]
+ODD_POSITION = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +27,16 @@ class Case:
         score_std: the query is scaled so that the scores have this standard deviation; at 1 a softmax is too flat
             to show a wrong scale or mask.
         bias_kind: random numbers; ``holes``: -inf here and there; ``finfo_min_row``: rows full of the lowest finite
-            number (the mean of V follows); ``hidden_rows``: rows full of -inf (0 follows).
+            number (the mean of V follows); ``hidden_rows``: rows full of -inf (0 follows); ``hidden_key``: -inf at the
+            key of ``odd_at``.
         bias_fp32: an fp32 bias beside fp16 or bf16 queries.
         kv_lengths: ``[B]`` or ``[1]``, unclamped.
         sinks: 0 none, 1 one for all heads, 2 one a head.
         sink_mean: what the random sinks lie around; far off, a maximum without them overflows.
         nan_past_length: key and value are NaN from the length on.
-        nan_at: one element of this tensor is NaN; it must show in what it takes part in, and nowhere else.
+        odd_at: one element of this tensor, at ODD_POSITION of its sequence, is no finite number; it must show in what
+            it takes part in, and nowhere else.
+        odd_number: which number.
         nan_where_unread: the neutral constants of inputs that are off hold NaN; nobody may read them.
     """
 
@@ -60,7 +65,8 @@ class Case:
     sink_mean: float = 0.0
     score_std: float = 2.5
     nan_past_length: bool = False
-    nan_at: Literal["", "query", "key", "value"] = ""
+    odd_at: Literal["", "query", "key", "value"] = ""
+    odd_number: float = math.nan
     nan_where_unread: bool = False
 
     @property
@@ -72,6 +78,17 @@ class Case:
     def softmax_scale(self) -> float:
         """The scale that is written on the node, an fp32 number."""
         return float(np.float32(self.head_dim**-0.5 if self.scale is None else self.scale))
+
+    @property
+    def is_odd_behind_bias(self) -> bool:
+        """Whether a bias of -inf hides a key that, or whose value, is no finite number from some query."""
+        return self.odd_at in ("key", "value") and self.bias_kind in ("holes", "hidden_rows", "hidden_key")
+
+    @property
+    def is_odd_value_hidden(self) -> bool:
+        """Whether some query does not see the key of such a value; lengths, which all obey, left aside."""
+        band = self.causal or max(self.window_left, self.window_right) >= 0
+        return self.odd_at == "value" and (bool(band) or self.is_odd_behind_bias)
 
     def attributes(self) -> dict[str, int | float]:
         """The node's numeric attributes, all of them."""
@@ -167,15 +184,41 @@ SCORE_ROWS = [
     plain("sharp_scores", score_std=20.0, dtype="fp16", causal=1),
     plain("huge_scores_fp32", score_std=300.0, head_dim=64),
     plain("huge_scores_bf16", score_std=300.0, head_dim=64, dtype="bf16"),
-    plain("nan_in_a_query", nan_at="query", dtype="fp16", causal=1),
-    plain("nan_in_a_query_fp32", nan_at="query", layout=1),
-    plain("nan_in_a_key", nan_at="key", dtype="bf16", causal=1),
-    plain("nan_in_a_key_fp32", nan_at="key", causal=1, heads_q=4),
-    plain("nan_in_a_value", nan_at="value", dtype="fp16"),
-    ex("nan_in_a_key_shows_in_the_lse", nan_at="key", dtype="fp16", causal=1),
+    plain("nan_in_a_query", odd_at="query", dtype="fp16", causal=1),
+    plain("nan_in_a_query_fp32", odd_at="query", layout=1),
+    plain("nan_in_a_key", odd_at="key", dtype="bf16", causal=1),
+    plain("nan_in_a_key_fp32", odd_at="key", causal=1, heads_q=4),
+    plain("nan_in_a_value", odd_at="value", dtype="fp16"),
+    ex("nan_in_a_key_shows_in_the_lse", odd_at="key", dtype="fp16", causal=1),
     plain("softcap", softcap=5.0, dtype="fp16"),
     plain("softcap_causal_fp32", softcap=1.5, causal=1, diagonal=1),
     plain("softcap_bf16", softcap=30.0, dtype="bf16", layout=1, score_std=20.0),
+]
+
+ODD_VALUE_ROWS = [
+    plain("nan_value_causal", odd_at="value", causal=1),
+    plain("nan_value_causal_fp16", odd_at="value", causal=1, diagonal=1, seqlen_q=53, dtype="fp16", layout=1),
+    plain("nan_value_causal_v_narrower", odd_at="value", causal=1, v_head_dim=3, heads_q=4),
+    plain("nan_value_window", odd_at="value", window_left=9, seqlen_q=150, seqlen_kv=150, heads_q=4, batch=1),
+    plain("infinite_value_window", odd_at="value", odd_number=-math.inf, window_left=2, window_right=1, dtype="bf16"),
+    ex("infinite_value_causal", odd_at="value", odd_number=math.inf, causal=1, sinks=2),
+    ex("nan_value_behind_bias", odd_at="value", bias_shape=(2, 2, 37, 53), bias_kind="holes"),
+    ex("nan_value_padded", odd_at="value", bias_shape=(2, 1, 1, 53), bias_kind="hidden_key", dtype="fp16"),
+    ex("infinite_value_padded", odd_at="value", odd_number=math.inf, bias_shape=(1, 1, 1, 53), bias_kind="hidden_key"),
+    ex(
+        "nan_value_padded_decode",
+        odd_at="value",
+        bias_shape=(2, 1, 1, 257),
+        bias_kind="hidden_key",
+        seqlen_q=1,
+        seqlen_kv=257,
+        v_head_dim=41,
+        kv_lengths=(200, 7),
+        nan_past_length=True,
+    ),
+    ex("nan_key_padded", odd_at="key", bias_shape=(2, 1, 1, 53), bias_kind="hidden_key"),
+    ex("infinite_key_padded", odd_at="key", odd_number=math.inf, bias_shape=(2, 1, 1, 53), bias_kind="hidden_key"),
+    plain("infinite_key_window", odd_at="key", odd_number=math.inf, window_left=1, dtype="fp16"),
 ]
 
 WINDOW_ROWS = [
@@ -284,6 +327,7 @@ CASES: list[Case] = [
     *SIZE_ROWS,
     *HEAD_ROWS,
     *SCORE_ROWS,
+    *ODD_VALUE_ROWS,
     *WINDOW_ROWS,
     *BIAS_ROWS,
     *LENGTH_ROWS,

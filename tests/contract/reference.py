@@ -48,6 +48,21 @@ def visible_keys(
     return visible
 
 
+def add_odd_values(output: NDArray, probs: NDArray, value: NDArray, visible: NDArray[np.bool_]) -> None:
+    """Adds NaN and infinities of ``value`` to an ``output`` without them, in the rows that see their key alone.
+
+    Args:
+        output: ``[B, H, Sq, Dv]``, changed in place.
+        probs: ``[B, H, Sq, Skv]``.
+        value: ``[B, H, Skv, Dv]``.
+        visible: broadcastable to ``probs``.
+    """
+    visible = np.broadcast_to(visible, probs.shape)
+    for b, h, j, d in np.argwhere(~np.isfinite(value)):
+        seen = visible[b, h, :, j]
+        output[b, h, seen, d] += probs[b, h, seen, j] * value[b, h, j, d]
+
+
 def attention(
     query: NDArray,
     key: NDArray,
@@ -75,7 +90,8 @@ def attention(
         diagonal: 0 top-left, 1 bottom-right; for causal and windows.
         window_left: visible keys before the diagonal; -1 off.
         window_right: visible keys after the diagonal; -1 off.
-        bias: rank 4, broadcastable to ``[B, Hq, Sq, Skv]``; -inf hides a key.
+        bias: rank 4, broadcastable to ``[B, Hq, Sq, Skv]``; -inf hides a key. A key that is hidden from a query has no
+            part in its row, whatever its key and value hold.
         kv_lengths: ``[B]`` or ``[1]``; keys and values from there on count for nothing, whatever they hold.
         sinks: ``[Hq]`` or ``[1]``, one more score in each row's sum, without a value.
 
@@ -100,12 +116,14 @@ def attention(
     group = heads_q // heads_kv
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
 
-    scores = scale * (q @ np.swapaxes(k, -1, -2))
+    with np.errstate(invalid="ignore"):  # infinities of either sign
+        scores = scale * (q @ np.swapaxes(k, -1, -2))
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
     if bias is not None:
         b = np.broadcast_to(np.asarray(bias, np.float64), scores.shape)
-        scores, visible = scores + np.where(visible, b, 0.0), visible & (b != -np.inf)
+        visible = visible & (b != -np.inf)
+        scores = scores + np.where(visible, b, 0.0)
     scores = np.where(visible, scores, -np.inf)
 
     sink = np.full((1, heads_q, 1, 1), -np.inf)
@@ -114,9 +132,12 @@ def attention(
     row_max = np.maximum(np.max(scores, axis=-1, keepdims=True, initial=-np.inf), sink)
     # A row that sums nothing has a maximum of -inf, and (-inf) - (-inf) is NaN: any finite number serves there.
     row_max = np.where(row_max == -np.inf, 0.0, row_max)
-    probs = np.exp(scores - row_max)
+    with np.errstate(invalid="ignore"):
+        probs = np.exp(scores - row_max)
     row_sum = probs.sum(axis=-1, keepdims=True) + np.exp(sink - row_max)
-    output = (probs @ v) / np.where(row_sum == 0.0, 1.0, row_sum)
+    output = probs @ np.where(np.isfinite(v), v, 0.0)
+    add_odd_values(output, probs, v, visible)
+    output /= np.where(row_sum == 0.0, 1.0, row_sum)
     with np.errstate(divide="ignore"):
         lse = np.log(row_sum) + row_max
     return output, lse[..., 0]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract import reference, tolerance
-from contract.cases import Case
+from contract.cases import ODD_POSITION, Case
 from contract.tolerance import DTYPES
 
 NO_LENGTH = np.array([2**31 - 1], np.int32)
@@ -49,8 +49,8 @@ def make(case: Case) -> Tensors:
     if case.nan_past_length:
         past = reference.lengths_of_keys(lengths, case.batch, case.seqlen_kv)[:, None, None, None]
         key, value = (np.where(np.arange(case.seqlen_kv)[:, None] >= past, np.nan, x) for x in (key, value))
-    if case.nan_at:
-        {"query": query, "key": key, "value": value}[case.nan_at][0, -1, 3, 2] = np.nan
+    if case.odd_at:
+        {"query": query, "key": key, "value": value}[case.odd_at][0, -1, ODD_POSITION, 2] = case.odd_number
     sinks = None
     if case.sinks:
         random = rng.standard_normal(case.heads_q if case.sinks == 2 else 1)
@@ -70,6 +70,8 @@ def _bias(case: Case, shape: tuple[int, ...], rng: np.random.Generator) -> NDArr
         bias[rng.random(shape) < 0.3] = -np.inf
     elif case.bias_kind == "hidden_rows":
         bias[..., ::5, :] = -np.inf
+    elif case.bias_kind == "hidden_key":
+        bias[..., ODD_POSITION] = -np.inf
     elif case.bias_kind == "finfo_min_row":
         bias[..., ::5, :] = ml_dtypes.finfo(dtype).min
     return bias

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from contract.reference import lengths_of_keys, visible_keys
+from contract.reference import add_odd_values, lengths_of_keys, visible_keys
 
 DTYPES: dict[str, np.dtype] = {
     "fp32": np.dtype(np.float32),
@@ -71,8 +71,9 @@ def unfused(
     )
     if bias is not None:
         b = np.broadcast_to(np.asarray(bias, np.float32), scores.shape)
+        visible = visible & (b != -np.inf)
         total = scores + np.where(visible, b, np.float32(0))
-        scores, visible = total if bias.dtype == np.float32 else rounded(total), visible & (b != -np.inf)
+        scores = total if bias.dtype == np.float32 else rounded(total)
     scores = np.where(visible, scores, np.float32(-np.inf))
 
     sink = np.full((1, heads_q, 1, 1), -np.inf, np.float32)
@@ -80,10 +81,13 @@ def unfused(
         sink[...] = np.asarray(sinks, np.float32).reshape(1, -1, 1, 1)
     row_max = np.maximum(np.max(scores, axis=-1, keepdims=True, initial=-np.inf), sink)
     row_max = np.where(row_max == -np.inf, np.float32(0), row_max)
-    probs = np.exp(scores - row_max)
+    with np.errstate(invalid="ignore"):  # a visible score may be infinite
+        probs = np.exp(scores - row_max)
     row_sum = probs.sum(axis=-1, keepdims=True, dtype=np.float32) + np.exp(sink - row_max)
     probs = rounded(probs / np.where(row_sum == 0, np.float32(1), row_sum))
-    return rounded(_product(probs, v)).astype(dtype)
+    output = _product(probs, np.where(np.isfinite(v), v, np.float32(0)))
+    add_odd_values(output, probs, v, visible)
+    return rounded(output).astype(dtype)
 
 
 def _product(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
