@@ -142,7 +142,8 @@ Node readNode(Operator op, Api const& api, KernelInfo const* info) {
   return {op, readParams(op, Fields(api, info, what, layer).collection(), layer), layer};
 }
 
-void runNode(Node const& node, Variant const& variant, Api const& api, Context* context) {
+void runNode(Node const& node, Variant const& variant, Kernels const& kernels, Api const& api,
+             Context* context) {
   size_t const inputs = size_t(infoOf(node.op).inputs);
   PluginTensorDesc descs[kSinks + 1];
   void const* in[kSinks + 1];
@@ -163,7 +164,7 @@ void runNode(Node const& node, Variant const& variant, Api const& api, Context* 
   if (isEmpty(args)) return;
   bindAddresses(node, args, in, out);
   SessionThreads threads{api, context};
-  attention(args, {&threads, runOnSessionThreads}, bestKernels());
+  attention(args, {&threads, runOnSessionThreads}, kernels);
 }
 
 }  // namespace flash_export::cpu

@@ -4,6 +4,7 @@
 #pragma once
 #include "onnxruntime_abi.h"
 #include "problem.h"
+#include "rows.h"
 
 namespace flash_export::cpu {
 
@@ -22,7 +23,7 @@ Node readNode(Operator op, onnxruntime::Api const& api, onnxruntime::KernelInfo 
 
 // Checks the inputs, computes the node and writes its outputs. Throws PluginError, onnxruntime::Failed,
 // std::bad_alloc.
-void runNode(Node const& node, Variant const& variant, onnxruntime::Api const& api,
+void runNode(Node const& node, Variant const& variant, Kernels const& kernels, onnxruntime::Api const& api,
              onnxruntime::Context* context);
 
 }  // namespace flash_export::cpu

@@ -7,6 +7,7 @@
 
 #include "log.h"
 #include "node.h"
+#include "target.h"
 
 namespace flash_export::cpu {
 namespace {
@@ -41,6 +42,7 @@ struct Kernel {
   Api api;
   Variant const& variant;
   Node node;
+  Kernels const& kernels;
 };
 
 // Runs `body` for the runtime: an exception becomes its status.
@@ -82,12 +84,12 @@ CustomOp makeOperator() {
     Api const api(table);
     return guarded(api, [&] {
       Variant const& variant = variantOf(self);
-      *kernel = new Kernel{api, variant, readNode(variant.op, api, info)};
+      *kernel = new Kernel{api, variant, readNode(variant.op, api, info), chosenKernels()};
     });
   };
   op.kernelComputeV2 = [](void* kernel, Context* context) {
     Kernel const& k = *static_cast<Kernel const*>(kernel);
-    return guarded(k.api, [&] { runNode(k.node, k.variant, k.api, context); });
+    return guarded(k.api, [&] { runNode(k.node, k.variant, k.kernels, k.api, context); });
   };
   op.kernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
   return op;

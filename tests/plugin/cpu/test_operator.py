@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -176,6 +178,42 @@ def test_a_bias_of_another_16_bit_type_is_refused() -> None:
 
     with pytest.raises(Exception, match="FlashAttentionEx"):
         open_session(mixed, BY_NAME["bias_full"])
+
+
+def test_the_instruction_set_can_be_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session for each target in one process. They sum in another order each, so the last bits tell which one ran."""
+    case = BY_NAME["nan_value_padded_decode"]
+    outputs = {}
+    for target in (*here(), ""):
+        monkeypatch.setenv("FLASH_TRT_CPU_TARGET", target)
+        session = open_session(case=case)
+        monkeypatch.setenv("FLASH_TRT_CPU_TARGET", "plain")  # it counts when a session is opened
+        outputs[target] = results(case, session.run(None, inputs(case)))[0]
+    reference, _, base = tensors.expected(case)
+    assert [why_rejected(output, reference, base) for output in outputs.values()] == [[]] * len(outputs)
+    assert outputs[""].tobytes() == outputs[here()[0]].tobytes(), "unset is the best"
+    assert len({output.tobytes() for output in outputs.values()}) == len(here())
+
+
+def here() -> list[str]:
+    """The targets of this processor, best first, as the message that refuses another name has them."""
+    previous = os.environ.get("FLASH_TRT_CPU_TARGET")
+    os.environ["FLASH_TRT_CPU_TARGET"] = "avx3"
+    try:
+        with pytest.raises(Exception, match="cannot choose the kernels") as error:
+            open_session()
+    finally:
+        del os.environ["FLASH_TRT_CPU_TARGET"]
+        if previous is not None:
+            os.environ["FLASH_TRT_CPU_TARGET"] = previous
+    refused(error, "FLASH_TRT_CPU_TARGET", 'got   "avx3"', "unset")
+    found = re.search(r"this processor runs: (.*)", str(error.value))
+    assert found
+    return found[1].split(", ")
+
+
+def test_a_wrong_instruction_set_is_named_with_those_that_run_here() -> None:
+    assert here()[-1] == "plain"
 
 
 def test_a_second_registration_is_an_error_and_nothing_worse(tmp_path: Path) -> None:
