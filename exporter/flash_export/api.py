@@ -118,8 +118,7 @@ def export(
         return _run(dataclasses.replace(options, inputs=specs), None)
     from flash_export import example_call
 
-    with example_call.opened(source, example_inputs, dynamic_shapes, options) as loaded:
-        return _run(options, loaded)
+    return _run(options, example_call.opened(source, example_inputs, dynamic_shapes, options))
 
 
 def rewrite(

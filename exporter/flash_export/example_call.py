@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ from flash_export.options import Dim, InputSpec, Options
 _HOW = "describe forward's tensors, or give torch.export.export's ExportedProgram, which takes every kind of call"
 
 
-@contextlib.contextmanager
-def opened(source: object, example_inputs: object, dynamic_shapes: object, options: Options) -> Iterator[Loaded]:
-    """The module or program as ``load`` would have returned it. Inside, a transformers model has our attention.
+def opened(source: object, example_inputs: object, dynamic_shapes: object, options: Options) -> Loaded:
+    """The module or program as ``load`` would have returned it.
 
     Raises:
         UsageError: neither a module nor a program, one in training mode, or inputs that do not fit.
@@ -32,8 +30,7 @@ def opened(source: object, example_inputs: object, dynamic_shapes: object, optio
         refuse_flags(options, "exported_program")
         if example_inputs is not None or dynamic_shapes is not None:
             raise _wrong("an ExportedProgram brings its own inputs", "example_inputs or dynamic_shapes", "neither")
-        yield Loaded(path, "exported_program", program=source)
-        return
+        return Loaded(path, "exported_program", program=source)
     if not isinstance(source, torch.nn.Module):
         raise _wrong("the source is of no kind known", f"a {type(source).__name__}", "a module, a program or a path")
     if source.training:
@@ -46,8 +43,7 @@ def opened(source: object, example_inputs: object, dynamic_shapes: object, optio
         )
     if options.dtype is not None or options.model is not None:
         raise _wrong("a module brings its own weights and types", "dtype or model", "neither; module.to(...) casts")
-    with _our_attention(source):
-        yield Loaded(path, "module", source, arguments=arguments_of(source, example_inputs, dynamic_shapes))
+    return Loaded(path, "module", source, arguments=arguments_of(source, example_inputs, dynamic_shapes))
 
 
 def arguments_of(module: torch.nn.Module, example_inputs: object, dynamic_shapes: object) -> tuple[Argument, ...]:
@@ -152,19 +148,6 @@ def _dim_text(name: str, axis: int, size: int, dim: Any) -> str:
         repr(dim)[:100],
         'a name, "NAME=LOW..HIGH" or a torch.export.Dim, the same one wherever sizes are equal',
     )
-
-
-@contextlib.contextmanager
-def _our_attention(module: torch.nn.Module) -> Iterator[None]:
-    """Inside, a transformers model calls the attention that is exported best, and keeps no cache."""
-    transformers = sys.modules.get("transformers")
-    if transformers is None or not isinstance(module, transformers.PreTrainedModel):
-        yield
-        return
-    from flash_export import huggingface_attention
-
-    with huggingface_attention.applied(module):
-        yield
 
 
 def _wrong(what: str, got: str, need: str) -> UsageError:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers import masking_utils
+from transformers import PreTrainedConfig, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface, PreTrainedModel
@@ -23,6 +23,10 @@ NAME = "exported_attention"
 refuse models with a soft cap."""
 
 
+EXPERTS = "batched_mm"
+"""How experts are computed: the only way without a choice by data and with an ONNX form."""
+
+
 def register() -> None:
     """Makes ``attn_implementation=NAME`` known to transformers."""
     AttentionInterface.register(NAME, attention)
@@ -30,19 +34,28 @@ def register() -> None:
 
 
 @contextlib.contextmanager
-def applied(module: PreTrainedModel) -> Iterator[None]:
-    """Inside, ``module`` calls our attention where it can and keeps no cache; afterwards it is as it was."""
-    configs = list({id(p.config): p.config for p in module.modules() if hasattr(p, "config")}.values())
-    before = [(config, config._attn_implementation, config.use_cache) for config in configs]
-    register()
-    if module._supports_attention_backend:  # others have chosen their attention when they were built
-        module.set_attn_implementation(NAME)
-    keep_no_cache(module)
+def exportable(module: torch.nn.Module) -> Iterator[None]:
+    """Inside, the models of transformers in ``module`` compute what can be exported; afterwards all is as it was.
+
+    Experts are computed in the form that ONNX has. A ``module`` that is such a model itself also calls our attention,
+    where it can, and keeps no cache; of one inside a module of the user's own, that forward may rely on both.
+    """
+    owned = [part.config for part in module.modules() if isinstance(getattr(part, "config", None), PreTrainedConfig)]
+    configs = list({id(config): config for config in owned}.values())
+    before = [(config, dict(vars(config))) for config in configs]
+    for config in configs:
+        config._experts_implementation = EXPERTS
+    if isinstance(module, PreTrainedModel):
+        register()
+        if module._supports_attention_backend:  # others have chosen their attention when they were built
+            module.set_attn_implementation(NAME)
+        keep_no_cache(module)
     try:
         yield
     finally:
-        for config, implementation, use_cache in before:
-            config._attn_implementation, config.use_cache = implementation, use_cache
+        for config, state in before:
+            vars(config).clear()
+            vars(config).update(state)
 
 
 def fits(cls: type[PreTrainedModel]) -> bool:

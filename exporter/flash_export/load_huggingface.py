@@ -268,7 +268,7 @@ def _from_pretrained(cls: Any, folder: Path, dtype: Any) -> Any:
         "use_safetensors": True,
         "trust_remote_code": False,
         "dtype": dtype,
-        "experts_implementation": "batched_mm",  # the only one without a choice by data and with an ONNX form
+        "experts_implementation": huggingface_attention.EXPERTS,
     }
     ours = huggingface_attention.NAME if huggingface_attention.fits(cls) else "eager"
     try:

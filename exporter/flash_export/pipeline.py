@@ -8,9 +8,11 @@ Nothing is published before ``check`` has passed; ``save`` then renames finished
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
@@ -59,17 +61,34 @@ def run(options: Options, talk: Talk | None = None, loaded: Loaded | None = None
             loaded = loaded or load(options)
             if not options.dry_run:
                 _protect(loaded, output, options)
-        with talk.step("export", "nothing to do: it is ONNX" if loaded.source_kind == "onnx" else "to ONNX, unfused"):
-            exported = export(loaded, options, Path(folder))
-        for note in exported.notes:
-            talk.warn(note)
-        doubts: dict[str, str] = {}
-        while True:
-            try:
-                return _fuse(options, exported, output, doubts, talk)
-            except NotProven as error:
-                talk.warn(f"{len(error.why)} attention(s) could not be proven and are left as they were")
-                doubts |= error.why
+        with _exportable(loaded):
+            return _export_and_fuse(options, loaded, Path(folder), output, talk)
+
+
+def _export_and_fuse(options: Options, loaded: Loaded, folder: Path, output: Path, talk: Talk) -> Result:
+    with talk.step("export", "nothing to do: it is ONNX" if loaded.source_kind == "onnx" else "to ONNX, unfused"):
+        exported = export(loaded, options, folder)
+    for note in exported.notes:
+        talk.warn(note)
+    doubts: dict[str, str] = {}
+    while True:
+        try:
+            return _fuse(options, exported, output, doubts, talk)
+        except NotProven as error:
+            talk.warn(f"{len(error.why)} attention(s) could not be proven and are left as they were")
+            doubts |= error.why
+
+
+@contextlib.contextmanager
+def _exportable(loaded: Loaded) -> Iterator[None]:
+    """Inside, the models of transformers in a loaded module compute what can be exported."""
+    if loaded.module is None or "transformers" not in sys.modules:
+        yield
+        return
+    from flash_export import huggingface_attention
+
+    with huggingface_attention.exportable(loaded.module):
+        yield
 
 
 def _fuse(options: Options, exported: Exported, output: Path, doubts: Mapping[str, str], talk: Talk) -> Result:

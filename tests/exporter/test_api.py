@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -166,6 +167,50 @@ def test_a_transformers_model_is_exported_with_our_attention_and_left_as_it_was(
     result = flash_export.export(model, inputs, dynamic_shapes=shapes, check=False)
     assert [site.bias_shape for site in result.fused] == [["batch", 1, 1, "seq"]]
     assert (model.config._attn_implementation, model.config.use_cache) == before
+
+
+ODD = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 40, "vocab_size": 71}
+
+
+class Last(torch.nn.Module):
+    """A user's own module around a model of transformers, which stays as the user built it."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids).last_hidden_state[:, -1]
+
+
+def experts() -> torch.nn.Module:
+    """Without ``batched_mm`` its experts choose by data, or have no form in ONNX."""
+    import transformers
+
+    few = {"num_key_value_heads": 1, "num_local_experts": 3, "num_experts_per_tok": 2}
+    return transformers.MixtralModel(transformers.MixtralConfig(**ODD, **few))
+
+
+def without_cache() -> torch.nn.Module:
+    """Its config knows no cache."""
+    import transformers
+
+    return transformers.AlbertModel(transformers.AlbertConfig(**ODD, embedding_size=16))
+
+
+@pytest.mark.parametrize("build", [experts, without_cache, lambda: Last(experts())])
+def test_each_model_of_transformers_is_told_to_compute_what_can_be_exported(
+    build: Callable[[], torch.nn.Module],
+) -> None:
+    torch.manual_seed(0)
+    model = build().eval()
+    configs = [part.config for part in model.modules() if hasattr(part, "config")]
+    before = [dict(vars(config)) for config in configs]
+    ids = torch.randint(0, 71, (2, 7))
+    result = flash_export.export(model, {"input_ids": ids}, dynamic_shapes={"input_ids": {0: "batch", 1: "seq=1..64"}})
+    assert len(result.fused) == 1
+    assert result.refused == ()
+    assert [dict(vars(config)) for config in configs] == before
 
 
 def test_importing_the_package_imports_no_heavy_library() -> None:

@@ -386,3 +386,21 @@ def test_what_a_library_finds_odd_in_a_file_is_not_printed_with_its_stack(tmp_pa
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
     assert "proven" in done.stdout
+
+
+def test_a_language_model_of_transformers_behind_model_keeps_no_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default such a model returns its cache, which is no tensor."""
+    (tmp_path / "tiny_gpt2.py").write_text(
+        "from transformers import GPT2Config, GPT2Model\n\n\n"
+        "def build():\n    return GPT2Model(GPT2Config(n_embd=24, n_layer=1, n_head=3, vocab_size=71, n_positions=64))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import tiny_gpt2  # type: ignore[import-not-found]
+
+    torch.save(tiny_gpt2.build().state_dict(), tmp_path / "w.pt")
+    specs = [f"--input={name}:int64:batch,seq=1..64" for name in ("input_ids", "attention_mask")]
+    assert run(tmp_path / "w.pt", "--model", "tiny_gpt2:build", *specs, "--require-all") == 0
+    (site,) = json.loads((tmp_path / "report.json").read_text())["sites"]
+    assert (site["causal"], site["bias"]) == ("top_left", ["batch", 1, 1, "seq"])
