@@ -394,7 +394,7 @@ def test_a_language_model_of_transformers_behind_model_keeps_no_cache(
     """By default such a model returns its cache, which is no tensor."""
     (tmp_path / "tiny_gpt2.py").write_text(
         "from transformers import GPT2Config, GPT2Model\n\n\n"
-        "def build():\n    return GPT2Model(GPT2Config(n_embd=24, n_layer=1, n_head=3, vocab_size=71, n_positions=64))\n"
+        "def build():\n    return GPT2Model(GPT2Config(n_embd=24, n_layer=1, n_head=3, vocab_size=71))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     import tiny_gpt2  # type: ignore[import-not-found]
