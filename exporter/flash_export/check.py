@@ -25,6 +25,9 @@ from flash_export.trials import Trial, plan_trials
 
 Progress = Callable[[str, int, int], None]
 
+_FLOAT16_MAX, _NEAR = 65504.0, 0.5
+"""What float16 holds, and the part of it from which on other inputs than the drawn ones may well pass it."""
+
 
 class NotProven(Exception):
     """The check can say nothing about some sites. ``why`` has a sentence for the name of each."""
@@ -39,13 +42,16 @@ class CheckResult:
     """What the check measured. ``max_abs_error`` and ``tolerance`` are those of the run that came closest to failing.
 
     ``runs`` holds one entry for each site and setting, and for each output of the whole model and setting.
-    ``warnings`` are of what was not tried.
+    ``largest_scores``: site -> the largest magnitude of Q·Kᵀ in the unfused model's own runs, before what the graph
+    does to it; None where it is beyond float32. ``warnings`` are of what was not tried, and of scores that float16
+    does not hold.
     """
 
     passed: bool
     max_abs_error: float | None
     tolerance: float | None
     runs: list[dict[str, object]]
+    largest_scores: dict[str, float | None]
     warnings: list[str]
 
     def as_report(self) -> dict[str, object]:
@@ -87,12 +93,13 @@ def check(
     tell("structure", 1, 1)
     with tempfile.TemporaryDirectory(prefix="flash-export-check-") as name:
         folder = Path(name)
-        roundoff, plain, flash = _load(unfused, fused, sites)
+        roundoff, plain, flash, in_float16 = _load(unfused, fused, sites)
         trials = plan_trials(ir.load(unfused), example=example, ranges=dims, values=values, seed=seed)
         rewritten = [s for s in sites if s.status == "fused" and s.boundary]
         boundaries = _boundaries(rewritten, plain, flash)
         tell("unfused model", 0, 1)
-        expected = run_unfused(plain, trials, boundaries, folder)
+        products = _products(rewritten, plain)
+        expected = run_unfused(plain, trials, boundaries, list(products.values()), folder)
         tell("unfused model", 1, 1)
         site_runs: list[SiteRun] = []
         doubts: dict[str, str] = {}
@@ -112,7 +119,13 @@ def check(
         tell("fused model", 1, 1)
         _raise_for_model(model_runs)
         _raise_for_nothing_compared(model_runs, expected)
-    return _result(site_runs, model_runs, [*_warn_of_batch(trials, expected), *_warn_of_eager(model_runs)])
+    largest = {name: expected.largest[product] for name, product in products.items()}
+    warnings = [
+        *_warn_of_batch(trials, expected),
+        *_warn_of_eager(model_runs),
+        *_warn_of_range({name: size for name, size in largest.items() if name in in_float16}),
+    ]
+    return _result(site_runs, model_runs, {n: finite_or_none(size) for n, size in largest.items()}, warnings)
 
 
 def _warn_of_batch(trials: Sequence[Sequence[Trial]], expected: Expected) -> list[str]:
@@ -133,8 +146,25 @@ def _warn_of_eager(runs: Sequence[ModelRun]) -> list[str]:
     return [f"not compared with PyTorch: {eager[0].note}"]
 
 
-def _load(unfused: Path, fused: Path, sites: Sequence[Site]) -> tuple[float, ir.Model, ir.Model]:
-    """Both models in float32, and the roundoff of the original's type over that of float32."""
+def _warn_of_range(largest: Mapping[str, float]) -> list[str]:
+    """Products of Q and K that the unfused model forms in float16, and that come near to what that holds."""
+    near = {name: size for name, size in largest.items() if not size < _NEAR * _FLOAT16_MAX}
+    if not near:
+        return []
+    worst = max(near, key=lambda name: near[name])
+    beyond = not near[worst] <= _FLOAT16_MAX
+    where, gives = ("beyond", "gives") if beyond else ("near", "would give")
+    return [
+        f"Q·Kᵀ of {len(near)} attention(s) comes {where} the {_FLOAT16_MAX:,.0f} that float16 holds: {near[worst]:,.0f} at"
+        f" {worst}. The unfused model {gives} infinity and NaN there; the FlashAttention node keeps scores in float32."
+        " Compare the two files by an export with --dtype fp32, or keep the model in bf16"
+    ]
+
+
+def _load(unfused: Path, fused: Path, sites: Sequence[Site]) -> tuple[float, ir.Model, ir.Model, set[str]]:
+    """Both models in float32, the roundoff of the original's type over that of float32, and the sites whose product of
+    Q and K is formed in float16.
+    """
     plain, flash = ir.load(unfused.resolve()), ir.load(fused.resolve())
     roundoff = twin.roundoff(plain)
     twin.infer_types(plain)
@@ -142,16 +172,23 @@ def _load(unfused: Path, fused: Path, sites: Sequence[Site]) -> tuple[float, ir.
     for name in {name for site in sites for name in site.boundary}:
         if name in before and name in after and after[name].type is None:
             after[name].type = before[name].type
+    in_float16 = {s.name for s in sites if s.product in before and before[s.product].dtype == ir.DataType.FLOAT16}
     for model in (plain, flash):
         _add_bodies(model)
         twin.to_float32(model)
-    return roundoff, plain, flash
+    return roundoff, plain, flash, in_float16
 
 
 def _add_bodies(model: ir.Model) -> None:
     """A file written with --no-fallback has no bodies, and ONNX Runtime needs them."""
     for function in functions_for(attention_nodes(model), model.opset_imports[""]):
         model.functions.setdefault(function.identifier(), function)
+
+
+def _products(sites: Sequence[Site], plain: ir.Model) -> dict[str, str]:
+    """Site -> the value of the unfused graph that holds its product of Q and K, where there is one."""
+    known = ir.convenience.create_value_mapping(plain.graph, include_subgraphs=False)
+    return {site.name: site.product for site in sites if site.product in known}
 
 
 def _boundaries(sites: Sequence[Site], plain: ir.Model, flash: ir.Model) -> list[Boundary]:
@@ -222,7 +259,12 @@ def _nothing(output: str, got: str) -> UsageError:
     )
 
 
-def _result(site_runs: Sequence[SiteRun], model_runs: Sequence[ModelRun], warnings: list[str]) -> CheckResult:
+def _result(
+    site_runs: Sequence[SiteRun],
+    model_runs: Sequence[ModelRun],
+    largest_scores: dict[str, float | None],
+    warnings: list[str],
+) -> CheckResult:
     runs: list[SiteRun | ModelRun] = [*site_runs, *model_runs]
     verdicts = [run.verdict for run in runs if run.verdict is not None]
     closest = max(verdicts, key=lambda v: v.excess, default=None)
@@ -231,5 +273,6 @@ def _result(site_runs: Sequence[SiteRun], model_runs: Sequence[ModelRun], warnin
         max_abs_error=finite_or_none(closest.max_abs_error) if closest else None,
         tolerance=finite_or_none(closest.tolerance) if closest else None,
         runs=[run.as_report() for run in runs],
+        largest_scores=largest_scores,
         warnings=warnings,
     )

@@ -35,6 +35,7 @@ class CannotRunUnfused(Exception):
 
 
 _SHAPE_OF = "flash_export/shape_of/"
+_LARGEST_OF = "flash_export/largest_of/"
 
 Reference = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
 
@@ -70,8 +71,8 @@ class ModelRun:
 class Expected:
     """What the unfused model gave: outputs to compare with, its noise, and what stood at the sites' boundaries.
 
-    ``overflow``: where each output leaves what float32 holds. ``refusals`` has the reason for each trial that the model
-    did not take.
+    ``overflow``: where each output leaves what float32 holds. ``largest``: the largest magnitude in each product of Q
+    and K. ``refusals`` has the reason for each trial that the model did not take.
     """
 
     trials: list[Trial] = dataclasses.field(default_factory=list)
@@ -79,6 +80,7 @@ class Expected:
     noise: list[Noise] = dataclasses.field(default_factory=list)
     overflow: dict[str, list[np.ndarray | None]] = dataclasses.field(default_factory=dict)
     seen: dict[str, Seen] = dataclasses.field(default_factory=dict)
+    largest: dict[str, float] = dataclasses.field(default_factory=dict)
     refusals: dict[str, str] = dataclasses.field(default_factory=dict)
     reference: str = "float64"
 
@@ -90,11 +92,18 @@ class Expected:
 
 
 def run_unfused(
-    plain: ir.Model, trials: Sequence[Sequence[Trial]], boundaries: Sequence[Boundary], folder: Path
+    plain: ir.Model,
+    trials: Sequence[Sequence[Trial]],
+    boundaries: Sequence[Boundary],
+    products: Sequence[str],
+    folder: Path,
 ) -> Expected:
     """Runs the unfused model on every trial, in float64 where that can be done and in float32.
 
     Of each trial the first choice that the model takes counts; one without such a choice is left out.
+
+    Args:
+        products: values of the graph that hold products of Q and K.
 
     Raises:
         CannotRunUnfused: nothing here opens the model.
@@ -102,7 +111,7 @@ def run_unfused(
     """
     nudged = nudge.add_nudge(plain)
     wide = _open_float64(nudged, folder)
-    probes = _probe_names(plain, boundaries)
+    probes = [*_probe_names(plain, boundaries), *(_LARGEST_OF + name for name in products)]
     try:
         base = open_session(_with_probes(nudged, probes), folder)
     except CannotRun as error:
@@ -122,7 +131,10 @@ def run_unfused(
         expected.trials.append(trial)
         expected.outputs[trial.name] = reference
         expected.overflow[trial.name] = [accept.overflows(b, r) for b, r in zip(outputs, reference, strict=True)]
-        expected.seen[trial.name] = _seen(boundaries, dict(zip(names + probes, found, strict=True)) | trial.feeds)
+        shown = dict(zip(names + probes, found, strict=True)) | trial.feeds
+        expected.seen[trial.name] = _seen(boundaries, shown)
+        for name in products:
+            expected.largest[name] = max(expected.largest.get(name, 0.0), float(shown[_LARGEST_OF + name]))
         if wide is not None:
             first = [Noise.between(b, r) for b, r in zip(outputs, reference, strict=True)]
             roundings = min(most_roundings, accept.roundings(min(r.size for r in reference)))
@@ -215,7 +227,9 @@ def _probe_names(plain: ir.Model, boundaries: Sequence[Boundary]) -> list[str]:
 
 
 def _with_probes(plain: ir.Model, probes: Sequence[str]) -> ir.Model:
-    """A copy with the boundary as extra outputs. Of drawn values only the shape leaves, so memory stays small."""
+    """A copy with the boundary as extra outputs. Of drawn values only the shape leaves, so memory stays small, and of
+    products of Q and K only the largest magnitude.
+    """
     probed = plain.clone()
     values = ir.convenience.create_value_mapping(probed.graph, include_subgraphs=False)
     for name in probes:
@@ -225,9 +239,24 @@ def _with_probes(plain: ir.Model, probes: Sequence[str]) -> ir.Model:
             shape.outputs[0].dtype = ir.DataType.INT64
             probed.graph.append(shape)
             probed.graph.outputs.append(shape.outputs[0])
+        elif name.startswith(_LARGEST_OF):
+            probed.graph.outputs.append(_largest(probed.graph, values[name.removeprefix(_LARGEST_OF)], name))
         else:
             probed.graph.outputs.append(values[name])
     return probed
+
+
+def _largest(graph: ir.Graph, value: ir.Value, name: str) -> ir.Value:
+    """The largest magnitude in ``value``, appended to the graph; 0 where it is empty."""
+    zero, flat = (ir.node("Constant", [], {"value": ir.tensor(a)}) for a in (np.zeros(1, np.float32), np.array([-1])))
+    size = ir.node("Abs", [value])
+    row = ir.node("Reshape", [size.outputs[0], flat.outputs[0]])
+    known = ir.node("Concat", [row.outputs[0], zero.outputs[0]], {"axis": 0})
+    found = ir.node("ReduceMax", [known.outputs[0]], {"keepdims": 0})
+    graph.extend([zero, flat, size, row, known, found])
+    result = found.outputs[0]
+    result.name, result.type, result.shape = name, ir.TensorType(ir.DataType.FLOAT), ir.Shape(())
+    return result
 
 
 def _seen(boundaries: Sequence[Boundary], shown: Mapping[str, np.ndarray]) -> Seen:

@@ -267,6 +267,8 @@ def _fill(candidate: _Candidate, live: set[ir.Node]) -> None:
     site.bias_shape = plan.bias_shape
     site.output = str(plan.output.name)
     site.boundary = tuple(str(v.name) for v in _boundary(plan, live))
+    if plan.nodes[0] is not candidate.attention.anchor:
+        site.product = str(plan.nodes[0].outputs[0].name)
     if len(plan.operands) == 3:
         site.query_source = _source_name(plan.operands[0].value, site)
         site.key_source = _source_name(plan.operands[1].value, site)

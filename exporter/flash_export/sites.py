@@ -35,7 +35,8 @@ class Site:
     ``boundary`` and ``output`` are names of values that exist, with the same meaning, in the graph before and after
     the rewrite: everything between them is what the rewrite replaces. ``check`` feeds the boundary with
     numbers and compares ``output`` of both graphs. ``query_source`` and ``key_source`` are those boundary values whose
-    product makes the scores (None where they are no boundary value of their own).
+    product makes the scores (None where they are no boundary value of their own). ``product`` is the value in the
+    unfused graph that holds the product of Q and K; None where an operator forms it inside.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Site:
     boundary: tuple[str, ...] = ()
     query_source: str | None = None
     key_source: str | None = None
+    product: str | None = None
     match: object | None = dataclasses.field(default=None, repr=False, compare=False)
     """What ``rewrite`` needs of ``find``; nobody else reads it."""
 
