@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "cache.h"
 #include "describe.h"
 #include "log.h"
 #include "output_shapes.h"
@@ -39,6 +40,14 @@ std::vector<PluginTensorDesc> inputsAt(DynamicPluginTensorDesc const* inputs, in
   return at;
 }
 
+// Everything that can be said of a problem before its outputs and addresses are known.
+FlashAttentionArgs readSupported(Node const& node, PluginTensorDesc const* inputs) {
+  FlashAttentionArgs const args = readProblem(node, inputs);
+  checkSupported(node, args);
+  if (isCache(node.op)) checkAppendSupported(node, readAppend(node, inputs, args));
+  return args;
+}
+
 [[noreturn]] void failLaunch(Node const& node, FlashAttentionArgs const& args, int32_t status) {
   std::string const sizes = "batch " + std::to_string(args.batch) + ", heads " +
                             std::to_string(args.q_num_heads) + "/" + std::to_string(args.kv_num_heads) +
@@ -55,7 +64,8 @@ std::vector<PluginTensorDesc> inputsAt(DynamicPluginTensorDesc const* inputs, in
 }  // namespace
 
 AttentionPlugin::AttentionPlugin(Node node)
-    : mNode(std::move(node)),
+    : BuildCapability(isCache(node.op)),
+      mNode(std::move(node)),
       mTimingCacheId(timingCacheIdOf(mNode.op, mNode.params)),
       mMetadata(textOf(mNode.params)),
       mFields(fieldsOf(mNode.params)),
@@ -65,7 +75,7 @@ nvinfer1::IPluginCapability* AttentionPlugin::getCapabilityInterface(
     nvinfer1::PluginCapabilityType type) noexcept {
   switch (type) {
     case nvinfer1::PluginCapabilityType::kBUILD:
-      return static_cast<nvinfer1::IPluginV3OneBuild*>(this);
+      return static_cast<nvinfer1::IPluginV3OneBuildV2*>(this);
     case nvinfer1::PluginCapabilityType::kRUNTIME:
       return static_cast<nvinfer1::IPluginV3OneRuntime*>(this);
     case nvinfer1::PluginCapabilityType::kCORE:
@@ -82,6 +92,10 @@ nvinfer1::AsciiChar const* AttentionPlugin::getPluginName() const noexcept { ret
 nvinfer1::AsciiChar const* AttentionPlugin::getPluginVersion() const noexcept { return kVersion; }
 nvinfer1::AsciiChar const* AttentionPlugin::getPluginNamespace() const noexcept { return kNamespace; }
 
+int32_t AttentionPlugin::getAliasedInput(int32_t outputIndex) noexcept {
+  return aliasedInput(mNode.op, outputIndex);
+}
+
 int32_t AttentionPlugin::getNbOutputs() const noexcept { return infoOf(mNode.op).outputs; }
 
 int32_t AttentionPlugin::getOutputDataTypes(DataType* outputTypes, int32_t nbOutputs,
@@ -91,6 +105,11 @@ int32_t AttentionPlugin::getOutputDataTypes(DataType* outputTypes, int32_t nbOut
     checkInputDtypes(mNode, inputTypes, nbInputs);
     outputTypes[kOutput] = inputTypes[kQuery];
     if (nbOutputs > kLse) outputTypes[kLse] = DataType::kFLOAT;
+    if (!isCache(mNode.op)) return 0;
+    outputTypes[kKvLengthsOut] = DataType::kINT32;
+    for (int32_t output : {kKeyCacheOut, kValueCacheOut}) {
+      outputTypes[output] = inputTypes[aliasedInput(mNode.op, output)];
+    }
     return 0;
   });
 }
@@ -121,7 +140,7 @@ int32_t AttentionPlugin::configurePlugin(DynamicPluginTensorDesc const* in, int3
     checkArity(mNode, nbInputs, nbOutputs);
     // The smallest and largest shapes are bounds that need not agree with each other; the optimal ones are
     // shapes.
-    checkSupported(mNode, readProblem(mNode, inputsAt(in, nbInputs, &DynamicPluginTensorDesc::opt).data()));
+    readSupported(mNode, inputsAt(in, nbInputs, &DynamicPluginTensorDesc::opt).data());
     return 0;
   });
 }
@@ -149,9 +168,9 @@ int32_t AttentionPlugin::onShapeChange(PluginTensorDesc const* in, int32_t nbInp
                                        PluginTensorDesc const* out, int32_t nbOutputs) noexcept {
   return guarded("onShapeChange", kFailed, [&] {
     checkArity(mNode, nbInputs, nbOutputs);
-    FlashAttentionArgs const args = readProblem(mNode, in);
-    checkSupported(mNode, args);
+    FlashAttentionArgs const args = readSupported(mNode, in);
     checkOutputs(mNode, args, out);
+    if (isCache(mNode.op)) checkCacheOutputs(mNode, args, in, out);
     return 0;
   });
 }
@@ -162,8 +181,19 @@ int32_t AttentionPlugin::enqueue(PluginTensorDesc const* inputDesc, PluginTensor
   return guarded("enqueue", kFailed, [&] {
     FlashAttentionArgs args = readProblem(mNode, inputDesc);
     checkOutputs(mNode, args, outputDesc);
+    if (isCache(mNode.op) && args.batch > 0) {
+      checkCacheOutputs(mNode, args, inputDesc, outputDesc);
+      FlashAppendArgs append = readAppend(mNode, inputDesc, args);
+      bindAppend(mNode, append, inputs, outputs);
+      int32_t const appended = flashAttentionAppend(&append, stream);
+      if (appended != 0) {
+        checkAppendSupported(mNode, append);
+        failLaunch(mNode, args, appended);
+      }
+    }
     if (isEmpty(args)) return 0;
     bindAddresses(mNode, args, inputs, outputs);
+    if (isCache(mNode.op)) useLengthsAfter(args, outputs);
     if (workspace == nullptr && args.seqlen_q <= kFlashMaxSplitQueries &&
         flashAttentionWorkspace(&args) > 0) {
       throw PluginError(std::string{"cannot launch "} + infoOf(mNode.op).name, "node \"" + mNode.layer + "\"",

@@ -11,9 +11,22 @@
 
 namespace flash_export {
 
+// The build capability, whose second version can alias outputs to inputs: an operator without such outputs
+// shows the first, which every host knows.
+class BuildCapability : public nvinfer1::IPluginV3OneBuildV2 {
+ public:
+  explicit BuildCapability(bool aliases) : mVersion(aliases ? 2 : 1) {}
+  nvinfer1::InterfaceInfo getInterfaceInfo() const noexcept override {
+    return {"PLUGIN_V3ONE_BUILD", mVersion, 0};
+  }
+
+ private:
+  int32_t const mVersion;
+};
+
 class AttentionPlugin final : public nvinfer1::IPluginV3,
                               public nvinfer1::IPluginV3OneCore,
-                              public nvinfer1::IPluginV3OneBuild,
+                              public BuildCapability,
                               public nvinfer1::IPluginV3OneRuntime {
  public:
   explicit AttentionPlugin(Node node);
@@ -27,7 +40,8 @@ class AttentionPlugin final : public nvinfer1::IPluginV3,
   nvinfer1::AsciiChar const* getPluginVersion() const noexcept override;
   nvinfer1::AsciiChar const* getPluginNamespace() const noexcept override;
 
-  // IPluginV3OneBuild
+  // IPluginV3OneBuild, and its second version
+  int32_t getAliasedInput(int32_t outputIndex) noexcept override;
   int32_t getNbOutputs() const noexcept override;
   int32_t getOutputDataTypes(nvinfer1::DataType* outputTypes, int32_t nbOutputs,
                              nvinfer1::DataType const* inputTypes, int32_t nbInputs) const noexcept override;

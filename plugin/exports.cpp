@@ -12,10 +12,10 @@ FLASH_EXPORT_SYMBOL void setLoggerFinder(nvinfer1::ILoggerFinder* finder) {
 FLASH_EXPORT_SYMBOL nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& nbCreators) {
   using flash_export::AttentionCreator;
 #define CREATOR(name, inputs, outputs) static AttentionCreator s##name{flash_export::Operator::k##name};
-  FLASH_ATTENTION_OPERATORS(CREATOR)
+  FLASH_ATTENTION_ALL_OPERATORS(CREATOR)
 #undef CREATOR
 #define ADDRESS(name, inputs, outputs) &s##name,
-  static nvinfer1::IPluginCreatorInterface* const sCreators[] = {FLASH_ATTENTION_OPERATORS(ADDRESS)};
+  static nvinfer1::IPluginCreatorInterface* const sCreators[] = {FLASH_ATTENTION_ALL_OPERATORS(ADDRESS)};
 #undef ADDRESS
   nbCreators = flash_export::kOperatorCount;
   return sCreators;

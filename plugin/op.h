@@ -18,6 +18,14 @@ constexpr char const* kVersion = "1";               // plugin version; ONNX sinc
   X(FlashAttentionEx, 6, 2)          \
   X(FlashAttentionPacked, 1, 1)
 
+// The cache forms: new keys and values go into a cache in place, and the queries attend to all of it.
+// FlashAttentionCache:      query, key, value, bias, kv_lengths, sinks, key_cache, value_cache
+//                           -> output, lse, kv_lengths_out, key_cache_out, value_cache_out
+// FlashAttentionPagedCache: the same and page_table -> the same
+#define FLASH_ATTENTION_CACHE_OPERATORS(X) \
+  X(FlashAttentionCache, 8, 5)             \
+  X(FlashAttentionPagedCache, 9, 5)
+
 // clang-format off
 // One row an INT attribute: X(name, smallest, largest). Every operator carries all of them, always written.
 #define FLASH_ATTENTION_INT_ATTRIBUTES(X)                                                                    \
@@ -28,9 +36,9 @@ constexpr char const* kVersion = "1";               // plugin version; ONNX sinc
   X(diagonal, 0, 1)                /* 0: top-left; 1: bottom-right; used by causal and windows */           \
   X(window_left, -1, 2147483647)   /* keys visible before the diagonal; -1 off */                           \
   X(window_right, -1, 2147483647)  /* keys visible after the diagonal; -1 off */                            \
-  X(has_bias, 0, 1)                /* FlashAttentionEx only: 0 when bias is the neutral constant, never read */ \
-  X(has_kv_lengths, 0, 1)          /* FlashAttentionEx only */                                              \
-  X(has_sinks, 0, 1)               /* FlashAttentionEx only */
+  X(has_bias, 0, 1)                /* with side inputs only: 0 when bias is the neutral constant, never read */ \
+  X(has_kv_lengths, 0, 1)          /* with side inputs only; 1 on the cache forms */                        \
+  X(has_sinks, 0, 1)               /* with side inputs only */
 
 // One row a FLOAT attribute: X(name, smallest, largest); always finite.
 #define FLASH_ATTENTION_FLOAT_ATTRIBUTES(X)                                \

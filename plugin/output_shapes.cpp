@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "output_shapes.h"
 
+#include "cache.h"
 #include "describe.h"
 #include "log.h"
 
@@ -61,13 +62,21 @@ void writeOutputShapes(Node const& node, DimsExprs const* inputs, DimsExprs* out
   checkHeads(node, kQuery, query, params.q_num_heads);
   checkHeads(node, kKey, inputs[kKey], params.kv_num_heads);
   checkHeads(node, kValue, inputs[kValue], params.kv_num_heads);
+  if (isCache(node.op)) {
+    outputs[kKvLengthsOut] = {1, {query.d[0]}};
+    for (int32_t output : {kKeyCacheOut, kValueCacheOut}) {
+      int32_t const input = aliasedInput(node.op, output);
+      checkHeads(node, input, inputs[input], params.kv_num_heads);
+      outputs[output] = inputs[input];
+    }
+  }
   // The last axis is the value's: its head dim may differ from the query's.
   int32_t const last = query.nbDims - 1;
   IDimensionExpr const& value_width = *inputs[kValue].d[last];
   outputs[kOutput].d[last] = params.layout == 1
                                  ? &value_width
                                  : rescale(builder, value_width, params.kv_num_heads, params.q_num_heads);
-  if (node.op == Operator::kFlashAttentionEx) {
+  if (hasSideInputs(node.op)) {
     IDimensionExpr const* const seqlen_q = query.d[params.layout == 1 ? 2 : 1];
     outputs[kLse] = {3, {query.d[0], builder.constant(params.q_num_heads), seqlen_q}};
   }

@@ -104,9 +104,12 @@ void checkTogether(Operator op, Params const& params, FieldReader const& reader)
                 "a whole number of query heads for each key and value head", kExportAgain);
   }
   bool const sideInputs = params.has_bias != 0 || params.has_kv_lengths != 0 || params.has_sinks != 0;
-  if (sideInputs && op != Operator::kFlashAttentionEx) {
+  if (sideInputs && !hasSideInputs(op)) {
     reader.fail("attributes has_bias, has_kv_lengths, has_sinks", "1 on an operator without these inputs",
                 "0, or the operator FlashAttentionEx", kExportAgain);
+  }
+  if (isCache(op) && params.has_kv_lengths == 0) {
+    reader.fail("attribute has_kv_lengths", "0", "1: kv_lengths says what the cache holds", kExportAgain);
   }
   if (op == Operator::kFlashAttentionPacked && params.layout != 0) {
     reader.fail("attribute layout", std::to_string(params.layout), "0: qkv is [B, S, (Hq + 2*Hkv)*D]",

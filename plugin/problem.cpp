@@ -2,10 +2,11 @@
 #include "problem.h"
 
 #include <algorithm>
-#include <limits>
 #include <optional>
+#include <vector>
 
 #include "describe.h"
+#include "head_tensors.h"
 #include "log.h"
 
 namespace flash_export {
@@ -15,20 +16,8 @@ using nvinfer1::DataType;
 using nvinfer1::Dims;
 using nvinfer1::PluginTensorDesc;
 
-constexpr char const* kFixShapes = "correct the model or the shapes given to it; docs/op.md has the rules";
-
 // Stands for the address of a side input while only shapes are known. Never read.
 float const kPlaceholder = 0.0f;
-
-std::string whereOf(Node const& node, char const* tensor) {
-  return "node \"" + node.layer + "\", tensor " + tensor;
-}
-
-[[noreturn]] void refuse(Node const& node, char const* tensor, std::string const& got,
-                         std::string const& need) {
-  throw PluginError(std::string{"cannot run "} + infoOf(node.op).name, whereOf(node, tensor), got, need,
-                    kFixShapes);
-}
 
 std::optional<FlashDtype> flashDtype(DataType dtype) {
   switch (dtype) {
@@ -50,6 +39,7 @@ char const* neededDtype(int32_t input) {
     case kBias:
       return "the query's dtype or fp32";
     case kKvLengths:
+    case kPageTable:
       return "int32";
     case kSinks:
       return "fp32";
@@ -58,88 +48,47 @@ char const* neededDtype(int32_t input) {
   }
 }
 
-// Throws where a dimension is not known or where 64 bits do not hold the strides, which a dimension of 0 must
-// not hide.
-void requireCountable(Node const& node, char const* tensor, Dims const& dims) {
-  if (dims.nbDims < 0 || dims.nbDims > Dims::MAX_DIMS) refuse(node, tensor, "no shape", "a known rank");
-  int64_t count = 1;
-  for (int32_t i = 0; i < dims.nbDims; ++i) {
-    if (dims.d[i] < 0 || __builtin_mul_overflow(count, std::max<int64_t>(dims.d[i], 1), &count)) {
-      refuse(node, tensor, "shape " + textOf(dims), "known dimensions whose product fits 63 bits");
-    }
+// W entries a batch of pages that hold T keys each: a cache of W*T keys.
+void readPages(Node const& node, PluginTensorDesc const* inputs, HeadTensor const& pages,
+               FlashAttentionArgs& args) {
+  Dims const& table = inputs[kPageTable].dims;
+  if (table.nbDims != 2 || table.d[0] != args.batch) {
+    refuse(node, "page_table", "shape " + textOf(table), "[" + std::to_string(args.batch) + ", W]");
   }
-}
-
-void requireShape(Node const& node, char const* tensor, PluginTensorDesc const& desc, Dims const& need) {
-  bool same = desc.dims.nbDims == need.nbDims;
-  for (int32_t i = 0; same && i < need.nbDims; ++i) same = desc.dims.d[i] == need.d[i];
-  if (!same) refuse(node, tensor, "shape " + textOf(desc.dims), "shape " + textOf(need));
-}
-
-void requireLinear(Node const& node, char const* tensor, PluginTensorDesc const& desc) {
-  if (desc.format != nvinfer1::TensorFormat::kLINEAR) {
-    refuse(node, tensor, "tensor format " + std::to_string(static_cast<int32_t>(desc.format)),
-           "the linear format");
-  }
-}
-
-// One of query, key, value in either layout.
-struct HeadTensor {
-  int64_t batch;
-  int64_t seqlen;
-  int64_t head_dim;
-};
-
-HeadTensor readHeadTensor(Node const& node, int32_t input, Dims const& dims, int32_t heads) {
-  char const* const name = inputName(node.op, input);
-  std::string const headsText = std::to_string(heads);
-  if (node.params.layout == 1) {
-    if (dims.nbDims != 4 || dims.d[1] != heads) {
-      refuse(node, name, "shape " + textOf(dims), "[B, " + headsText + ", S, D] (layout 1)");
-    }
-    return {dims.d[0], dims.d[2], dims.d[3]};
-  }
-  if (dims.nbDims != 3 || dims.d[2] % heads != 0) {
-    refuse(node, name, "shape " + textOf(dims), "[B, S, " + headsText + "*D] (layout 0)");
-  }
-  return {dims.d[0], dims.d[1], dims.d[2] / heads};
-}
-
-FlashTensor stridesOf(int32_t layout, int64_t heads, int64_t seqlen, int64_t head_dim) {
-  if (layout == 1) return {nullptr, heads * seqlen * head_dim, seqlen * head_dim, head_dim};
-  return {nullptr, seqlen * heads * head_dim, head_dim, heads * head_dim};
-}
-
-int32_t narrow(Node const& node, char const* tensor, char const* axis, int64_t value) {
-  if (value > std::numeric_limits<int32_t>::max()) {
-    refuse(node, tensor, std::string{axis} + " " + std::to_string(value), "at most 2147483647");
-  }
-  return static_cast<int32_t>(value);
+  args.page_count = narrow(node, "key_cache", "pages", pages.batch);
+  args.page_size = narrow(node, "key_cache", "keys a page", pages.seqlen);
+  args.page_table_stride = narrow(node, "page_table", "entries a batch", table.d[1]);
+  args.seqlen_kv = args.page_table_stride * args.page_size;
+  args.page_table = reinterpret_cast<int32_t const*>(&kPlaceholder);
 }
 
 void readSeparate(Node const& node, PluginTensorDesc const* inputs, FlashAttentionArgs& args) {
   Params const& params = node.params;
+  int32_t const keys = keysOf(node.op), values = valuesOf(node.op);
   HeadTensor const query = readHeadTensor(node, kQuery, inputs[kQuery].dims, params.q_num_heads);
-  HeadTensor const key = readHeadTensor(node, kKey, inputs[kKey].dims, params.kv_num_heads);
-  HeadTensor const value = readHeadTensor(node, kValue, inputs[kValue].dims, params.kv_num_heads);
-  if (key.batch != query.batch || key.head_dim != query.head_dim) {
+  HeadTensor const key = readHeadTensor(node, keys, inputs[keys].dims, params.kv_num_heads);
+  HeadTensor const value = readHeadTensor(node, values, inputs[values].dims, params.kv_num_heads);
+  bool const sameBatch = isPaged(node.op) || key.batch == query.batch;
+  if (!sameBatch || key.head_dim != query.head_dim) {
     refuse(
-        node, "key", "batch " + std::to_string(key.batch) + ", head dim " + std::to_string(key.head_dim),
+        node, inputName(node.op, keys),
+        "batch " + std::to_string(key.batch) + ", head dim " + std::to_string(key.head_dim),
         "the query's: batch " + std::to_string(query.batch) + ", head dim " + std::to_string(query.head_dim));
   }
-  if (value.batch != query.batch || value.seqlen != key.seqlen) {
-    refuse(node, "value",
+  if (value.batch != key.batch || value.seqlen != key.seqlen) {
+    refuse(node, inputName(node.op, values),
            "batch " + std::to_string(value.batch) + ", sequence " + std::to_string(value.seqlen),
            "the key's: batch " + std::to_string(key.batch) + ", sequence " + std::to_string(key.seqlen));
   }
   args.batch = narrow(node, "query", "batch", query.batch);
   args.head_dim = narrow(node, "query", "head dim", query.head_dim);
-  args.v_head_dim = narrow(node, "value", "head dim", value.head_dim);
+  args.v_head_dim = narrow(node, inputName(node.op, values), "head dim", value.head_dim);
   args.seqlen_q = query.seqlen;
   args.seqlen_kv = key.seqlen;
   args.query = stridesOf(params.layout, params.q_num_heads, query.seqlen, query.head_dim);
   args.key = stridesOf(params.layout, params.kv_num_heads, key.seqlen, key.head_dim);
   args.value = stridesOf(params.layout, params.kv_num_heads, value.seqlen, value.head_dim);
+  if (isPaged(node.op)) readPages(node, inputs, key, args);
 }
 
 void readPacked(Node const& node, PluginTensorDesc const* inputs, FlashAttentionArgs& args) {
@@ -199,7 +148,8 @@ bool isDtypeSupported(Operator op, int32_t position, DataType dtype, DataType qu
   if (position == kQuery) return flashDtype(dtype).has_value();
   if (position == inputs + kLse || (position < inputs && position == kSinks))
     return dtype == DataType::kFLOAT;
-  if (position < inputs && position == kKvLengths) return dtype == DataType::kINT32;
+  bool const isInt = position == kKvLengths || position == kPageTable;
+  if (position == inputs + kKvLengthsOut || (position < inputs && isInt)) return dtype == DataType::kINT32;
   if (position < inputs && position == kBias) return dtype == query || dtype == DataType::kFLOAT;
   return dtype == query;
 }
@@ -219,7 +169,7 @@ Dims outputDims(Node const& node, FlashAttentionArgs const& args) {
 
 FlashAttentionArgs readProblem(Node const& node, PluginTensorDesc const* inputs) {
   Params const& params = node.params;
-  DataType dtypes[kSinks + 1];
+  DataType dtypes[kPageTable + 1];
   for (int32_t i = 0; i < infoOf(node.op).inputs; ++i) {
     dtypes[i] = inputs[i].type;
     requireLinear(node, inputName(node.op, i), inputs[i]);
@@ -244,7 +194,7 @@ FlashAttentionArgs readProblem(Node const& node, PluginTensorDesc const* inputs)
   }
   requireCountable(node, "output", outputDims(node, args));
   args.output = stridesOf(params.layout, params.q_num_heads, args.seqlen_q, args.v_head_dim);
-  if (node.op == Operator::kFlashAttentionEx) readSideInputs(node, inputs, args);
+  if (hasSideInputs(node.op)) readSideInputs(node, inputs, args);
   return args;
 }
 
@@ -259,13 +209,27 @@ void checkSupported(Node const& node, FlashAttentionArgs const& args) {
 void agreeOnBounds(Node const& node, PluginTensorDesc* inputs) {
   if (node.op == Operator::kFlashAttentionPacked) return;
   int32_t const sequence = node.params.layout == 1 ? 2 : 1;
-  int64_t const batch =
-      std::min({inputs[kQuery].dims.d[0], inputs[kKey].dims.d[0], inputs[kValue].dims.d[0]});
-  for (int32_t i : {kQuery, kKey, kValue}) inputs[i].dims.d[0] = batch;
-  int64_t const seqlen_kv = std::min(inputs[kKey].dims.d[sequence], inputs[kValue].dims.d[sequence]);
-  inputs[kKey].dims.d[sequence] = inputs[kValue].dims.d[sequence] = seqlen_kv;
-  if (node.op != Operator::kFlashAttentionEx) return;
+  // Gives one axis of some inputs the smallest of its bounds.
+  auto const agree = [&](std::vector<int32_t> const& those, int32_t axis) {
+    int64_t least = inputs[those.front()].dims.d[axis];
+    for (int32_t i : those) least = std::min(least, inputs[i].dims.d[axis]);
+    for (int32_t i : those) inputs[i].dims.d[axis] = least;
+    return least;
+  };
+  std::vector<int32_t> batched{kQuery, kKey, kValue};
+  if (isCache(node.op)) {
+    agree({kKeyCache, kValueCache}, 0);
+    for (int32_t i : {kKeyCache, kValueCache}) {
+      if (!isPaged(node.op)) batched.push_back(i);
+    }
+    if (isPaged(node.op)) batched.push_back(kPageTable);
+  }
+  int64_t const batch = agree(batched, 0);
+  agree({kKey, kValue}, sequence);
+  int64_t seqlen_kv = agree({keysOf(node.op), valuesOf(node.op)}, sequence);
+  if (!hasSideInputs(node.op)) return;
 
+  if (isPaged(node.op)) seqlen_kv *= inputs[kPageTable].dims.d[1];
   auto const broadcastable = [](int64_t& bound, int64_t full) { bound = bound == 1 ? 1 : full; };
   int64_t const full[4] = {batch, node.params.q_num_heads, inputs[kQuery].dims.d[sequence], seqlen_kv};
   for (int32_t i = 0; i < 4; ++i) broadcastable(inputs[kBias].dims.d[i], full[i]);
@@ -278,7 +242,7 @@ void checkOutputs(Node const& node, FlashAttentionArgs const& args, PluginTensor
   if (flashDtype(outputs[kOutput].type) != static_cast<FlashDtype>(args.dtype)) {
     refuse(node, "output", textOf(outputs[kOutput].type), "the query's dtype");
   }
-  if (node.op != Operator::kFlashAttentionEx) return;
+  if (!hasSideInputs(node.op)) return;
   requireLinear(node, "lse", outputs[kLse]);
   requireShape(node, "lse", outputs[kLse], {3, {args.batch, args.q_num_heads, args.seqlen_q}});
   if (outputs[kLse].type != DataType::kFLOAT) refuse(node, "lse", textOf(outputs[kLse].type), "fp32");
@@ -305,11 +269,14 @@ void bindAddresses(Node const& node, FlashAttentionArgs& args, void const* const
     args.key.data = qkv + args.q_num_heads * headSize;
     args.value.data = qkv + (args.q_num_heads + args.kv_num_heads) * headSize;
   } else {
-    args.key.data = address(kKey, hasKeys && args.head_dim > 0);
-    args.value.data = address(kValue, hasKeys && args.v_head_dim > 0);
+    args.key.data = address(keysOf(node.op), hasKeys && args.head_dim > 0);
+    args.value.data = address(valuesOf(node.op), hasKeys && args.v_head_dim > 0);
   }
   if (args.bias != nullptr) args.bias = address(kBias, hasKeys);
   if (args.kv_lengths != nullptr) args.kv_lengths = static_cast<int32_t const*>(address(kKvLengths, true));
+  if (args.page_table != nullptr) {
+    args.page_table = static_cast<int32_t const*>(address(kPageTable, hasKeys));
+  }
   if (args.sinks != nullptr) args.sinks = static_cast<float const*>(address(kSinks, true));
 
   if (outputs[kOutput] == nullptr && args.v_head_dim > 0) {

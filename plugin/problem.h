@@ -25,8 +25,9 @@ bool isDtypeSupported(Operator op, int32_t position, nvinfer1::DataType dtype, n
 void checkInputDtypes(Node const& node, nvinfer1::DataType const* dtypes, int32_t count);
 
 // The kernels' arguments for these inputs, without the tensors' addresses: a side input that is there has a
-// placeholder that is not null. Throws PluginError for a rank, shape, dtype or format that the operator does
-// not have. `inputs` has infoOf(node.op).inputs entries; all dims are known.
+// placeholder that is not null. Of a cache form they attend to the whole cache, new keys not looked at
+// (append.h). Throws PluginError for a rank, shape, dtype or format that the operator does not have. `inputs`
+// has infoOf(node.op).inputs entries; all dims are known.
 FlashAttentionArgs readProblem(Node const& node, nvinfer1::PluginTensorDesc const* inputs);
 
 // Throws PluginError with the kernels' reasons (flashAttentionWhyUnsupported) if they do not run this

@@ -18,10 +18,11 @@ import onnx_ir as ir
 
 from flash_export.errors import UnsupportedModel
 from flash_export.function_builder import CONSTANT_TAKES_NUMBERS, FunctionBuilder
+from flash_export.function_cache import CacheWriter
 from flash_export.function_layout import LayoutWriter
 from flash_export.op import (
+    CACHE_OPERATORS,
     DOMAIN,
-    FLASH_ATTENTION_EX,
     FLASH_ATTENTION_PACKED,
     FLOAT_ATTRIBUTES,
     INT_ATTRIBUTES,
@@ -66,7 +67,7 @@ def functions_for(nodes: Iterable[ir.Node], opset: int) -> list[ir.Function]:
 
     Raises:
         UnsupportedModel: the opset is below 11, or too old for what the nodes differ in (their dtype below 15, an
-            attribute below 12).
+            attribute below 12); the nodes of a cache form differ in their layout.
     """
     if opset < OLDEST_OPSET:
         raise UnsupportedModel(
@@ -141,6 +142,14 @@ def _refuse_what_the_opset_cannot_say(operator: Operator, features: Features, op
             need=f"one known dtype, or opset {CAST_LIKE_SINCE} or newer",
             do="export the model at a newer opset, or leave the body out with --no-fallback",
         )
+    if operator.name in CACHE_OPERATORS and len(features.layouts) > 1:
+        raise UnsupportedModel(
+            f"cannot write the fallback body of {operator.name}",
+            where=f"the {operator.name} nodes of the model",
+            got="nodes of both layouts",
+            need="one layout for all caches of a file",
+            do="give every cache the same layout, or leave the body out with --no-fallback",
+        )
     varying = [name for name in [*INT_ATTRIBUTES, *FLOAT_ATTRIBUTES] if name not in features.fixed]
     if opset < CONSTANT_TAKES_NUMBERS and varying:
         raise UnsupportedModel(
@@ -164,6 +173,9 @@ class _Body:
         self.inputs = inputs
         self.first = inputs[operator.inputs[0]]
         self.layout = LayoutWriter(build, features.layouts, self.first)
+        self.cache = None
+        if operator.name in CACHE_OPERATORS:
+            self.cache = CacheWriter(build, next(iter(features.layouts)), inputs)
 
     def outputs(self) -> list[ir.Value]:
         """The function's outputs, in the operator's order."""
@@ -180,9 +192,10 @@ class _Body:
         visible = self._visible(query, key, lengths, bias)
         if visible is not None:
             scores = build.op("Where", "masked", visible, scores, build.number("minus_infinity", float("-inf")))
-        if self.operator == FLASH_ATTENTION_EX:
+        if "lse" in self.operator.outputs:
             output, lse = self._softmax_with_lse(query, scores, value)
-            return [self._as_given(output, query), lse]
+            written = [] if self.cache is None else self.cache.outputs
+            return [self._as_given(output, query), lse, *written]
         return [self._as_given(self._softmax(scores, visible, value), query)]
 
     def _heads_first(self) -> tuple[ir.Value, ir.Value, ir.Value]:
@@ -191,10 +204,13 @@ class _Body:
         q_heads = kv_heads = self.build.int_attribute("q_num_heads")
         if self.features.grouped:
             kv_heads = self.build.int_attribute("kv_num_heads")
+        key, value = self.inputs["key"], self.inputs["value"]
+        if self.cache is not None:
+            key, value = self.cache.keys, self.cache.values
         return (
             self.layout.heads_first(self.inputs["query"], q_heads),
-            self.layout.heads_first(self.inputs["key"], kv_heads),
-            self.layout.heads_first(self.inputs["value"], kv_heads),
+            self.layout.heads_first(key, kv_heads),
+            self.layout.heads_first(value, kv_heads),
         )
 
     def _as_given(self, output: ir.Value, query: ir.Value) -> ir.Value:
@@ -236,6 +252,8 @@ class _Body:
         A negative one needs no clamp: it shows no key, as 0 does.
         """
         build, features = self.build, self.features
+        if self.cache is not None:
+            return build.reshape("lengths_of_batch", self.cache.lengths, [-1, 1, 1, 1])
         if features.kv_lengths == "never":
             return None
         seqlen_kv = build.dim("seqlen_kv", key, 2)

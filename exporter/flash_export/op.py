@@ -42,7 +42,18 @@ FLASH_ATTENTION_EX = Operator(
     "FlashAttentionEx", ("query", "key", "value", "bias", "kv_lengths", "sinks"), ("output", "lse")
 )
 FLASH_ATTENTION_PACKED = Operator("FlashAttentionPacked", ("qkv",), ("output",))
-OPERATORS = {o.name: o for o in (FLASH_ATTENTION, FLASH_ATTENTION_EX, FLASH_ATTENTION_PACKED)}
+FLASH_ATTENTION_CACHE = Operator(
+    "FlashAttentionCache",
+    (*FLASH_ATTENTION_EX.inputs, "key_cache", "value_cache"),
+    (*FLASH_ATTENTION_EX.outputs, "kv_lengths_out", "key_cache_out", "value_cache_out"),
+)
+FLASH_ATTENTION_PAGED_CACHE = Operator(
+    "FlashAttentionPagedCache", (*FLASH_ATTENTION_CACHE.inputs, "page_table"), FLASH_ATTENTION_CACHE.outputs
+)
+CACHE_OPERATORS = {o.name: o for o in (FLASH_ATTENTION_CACHE, FLASH_ATTENTION_PAGED_CACHE)}
+"""The cache forms, in a section of the page of their own: they change a cache before they attend to it."""
+ATTENTION_OPERATORS = {o.name: o for o in (FLASH_ATTENTION, FLASH_ATTENTION_EX, FLASH_ATTENTION_PACKED)}
+OPERATORS = ATTENTION_OPERATORS | CACHE_OPERATORS
 
 INT_ATTRIBUTES: dict[str, tuple[int, int]] = {
     "layout": (0, 1),
@@ -100,8 +111,10 @@ class Attributes:
 
     def why_not_of(self, operator: Operator) -> str | None:
         """Why a node of ``operator`` cannot carry these attributes, one sentence; None: it can."""
-        if operator != FLASH_ATTENTION_EX and (self.has_bias or self.has_kv_lengths or self.has_sinks):
+        if "bias" not in operator.inputs and (self.has_bias or self.has_kv_lengths or self.has_sinks):
             return f"{operator.name} has no side inputs; has_bias, has_kv_lengths and has_sinks must be 0"
+        if operator.name in CACHE_OPERATORS and not self.has_kv_lengths:
+            return f"has_kv_lengths is 0; {operator.name} needs kv_lengths, which say what the cache holds"
         if operator == FLASH_ATTENTION_PACKED and self.layout != LAYOUT_BSHD:
             return f"layout is {self.layout}; {operator.name} takes [B, S, (Hq + 2*Hkv)*D] alone, layout 0"
         return None
@@ -114,11 +127,18 @@ class Attributes:
         return "bottom_right" if self.diagonal else "top_left"
 
 
-_INPUT_TYPES = {"kv_lengths": "L", "sinks": "F", "lse": "F", "bias": "BIAS"}
+_INPUT_TYPES = {
+    "kv_lengths": "L",
+    "kv_lengths_out": "L",
+    "page_table": "L",
+    "sinks": "F",
+    "lse": "F",
+    "bias": "BIAS",
+}
 
 
 Dims = list[onnx.TensorShapeProto.Dimension]
-INPUT_RANKS = {"bias": 4, "kv_lengths": 1, "sinks": 1, "qkv": 3}
+INPUT_RANKS = {"bias": 4, "kv_lengths": 1, "sinks": 1, "qkv": 3, "page_table": 2}
 """The rank of inputs that have one whatever the layout."""
 
 
@@ -130,12 +150,16 @@ def _inference(operator: Operator) -> Callable[[InferenceContext], None]:
         dims = {name: _dims_of(operator, context, i, attributes) for i, name in enumerate(operator.inputs)}
         dtype = context.get_input_type(0).tensor_type.elem_type
         _set_output(context, 0, dtype, _output_dims(attributes, dims))
-        if operator == FLASH_ATTENTION_EX:
+        if "lse" in operator.outputs:
             query = dims["query"]
             heads = onnx.TensorShapeProto.Dimension(dim_value=attributes.q_num_heads)
             sequence = 2 if attributes.layout == LAYOUT_BHSD else 1
             lse = None if query is None else [query[0], heads, query[sequence]]
             _set_output(context, 1, onnx.TensorProto.FLOAT, lse)
+        if operator.name in CACHE_OPERATORS:
+            _set_output(context, 2, onnx.TensorProto.INT32, None if query is None else query[:1])
+            _set_output(context, 3, dtype, dims["key_cache"])
+            _set_output(context, 4, dtype, dims["value_cache"])
 
     return infer
 
@@ -162,10 +186,10 @@ def _dims_of(operator: Operator, context: InferenceContext, index: int, attribut
     rank = INPUT_RANKS.get(name, 4 if attributes.layout == LAYOUT_BHSD else 3)
     if len(dims) != rank:
         raise InferenceError(f"{operator.name}: {name} has rank {len(dims)}; layout {attributes.layout} needs {rank}")
-    if name not in ("query", "key", "value", "qkv"):
+    if name not in ("query", "key", "value", "qkv", "key_cache", "value_cache"):
         return dims
     of_kv = 2 * attributes.kv_num_heads if name == "qkv" else 0
-    heads = attributes.kv_num_heads if name in ("key", "value") else attributes.q_num_heads + of_kv
+    heads = attributes.q_num_heads + of_kv if name in ("query", "qkv") else attributes.kv_num_heads
     axis = 1 if attributes.layout == LAYOUT_BHSD else 2
     size = dims[axis].dim_value if dims[axis].HasField("dim_value") else None
     if size is not None and (size != heads if axis == 1 else size % heads):
@@ -235,7 +259,7 @@ def _schema(operator: Operator) -> onnx.defs.OpSchema:
 
 
 def register_schemas() -> None:
-    """Registers the three schemas with onnx, once a process."""
+    """Registers the schemas with onnx, once a process."""
     for operator in OPERATORS.values():
         if not onnx.defs.has(operator.name, DOMAIN):
             onnx.defs.register_schema(_schema(operator))

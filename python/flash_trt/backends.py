@@ -207,6 +207,26 @@ def set_targets(backend: Backend, config: Any, targets: Sequence[str]) -> None:
         config.set_compute_capability(getattr(backend.trt.ComputeCapability, target.upper()), index)
 
 
+def alias_outputs(backend: Backend, config: Any) -> None:
+    """Lets a plugin's output be the memory of its input: a cache is written in place.
+
+    Raises:
+        MissingHere: this TensorRT cannot.
+    """
+    kinds = getattr(backend.trt, "PreviewFeature", None)
+    feature = getattr(kinds, "ALIASED_PLUGIN_IO_10_03", None)
+    if feature is not None:
+        config.set_preview_feature(feature, True)
+    if feature is None or not config.get_preview_feature(feature):
+        raise MissingHere(
+            "this TensorRT cannot write a cache in place",
+            where=f"{backend.name} {backend.version}",
+            got="no preview feature ALIASED_PLUGIN_IO_10_03",
+            need="TensorRT 10.3 or newer, or TensorRT for RTX, whose plugins' outputs may be the memory of inputs",
+            do="install a newer TensorRT, or export the model with a cache that grows: flash-export --kv-cache",
+        )
+
+
 def set_timing_cache(config: Any, measured: bytes) -> None:
     """Gives the build what an earlier one measured; b"" starts a new cache.
 

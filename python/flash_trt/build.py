@@ -19,7 +19,7 @@ from typing import Any
 
 import flash_trt
 from flash_export.errors import MissingHere, UnsupportedModel
-from flash_export.op import DOMAIN, VERSION
+from flash_export.op import CACHE_OPERATORS, DOMAIN, VERSION
 from flash_export.talk import Talk
 from flash_trt import attention, backends, command_lines, gpu, onnx_file, plan, plugin_library, shapes
 from flash_trt.backends import Backend, BackendChoice, Progress
@@ -196,6 +196,8 @@ def build_engine(
     config = builder.create_builder_config()
     config.profiling_verbosity = backend.trt.ProfilingVerbosity.DETAILED  # else the engine inspector knows names alone
     backends.set_targets(backend, config, targets)
+    if any(operator in CACHE_OPERATORS for _, operator in layers):
+        backends.alias_outputs(backend, config)
     if extras and extras.embedded:
         config.plugins_to_serialize = [str(extras.embedded)]
     if extras and extras.timing_cache is not None:

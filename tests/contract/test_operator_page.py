@@ -43,12 +43,28 @@ def macro(header: str, name: str) -> list[list[str]]:
 
 
 def test_names_and_arities_agree(page: str, header: str) -> None:
-    in_python = {name: (list(o.inputs), list(o.outputs)) for name, o in op.OPERATORS.items()}
+    in_python = {name: (list(o.inputs), list(o.outputs)) for name, o in op.ATTENTION_OPERATORS.items()}
     in_page = {r[0]: (r[1].split(", "), r[2].split(", ")) for r in rows_of(page, "Names")}
-    assert in_page == in_python, "docs/op.md, section Names, against OPERATORS of op.py"
+    assert in_page == in_python, "docs/op.md, section Names, against ATTENTION_OPERATORS of op.py"
     counts = {name: (len(inputs), len(outputs)) for name, (inputs, outputs) in in_python.items()}
     in_header = {r[0]: (int(r[1]), int(r[2])) for r in macro(header, "FLASH_ATTENTION_OPERATORS")}
-    assert in_header == counts, "FLASH_ATTENTION_OPERATORS of plugin/op.h against OPERATORS of op.py"
+    assert in_header == counts, "FLASH_ATTENTION_OPERATORS of plugin/op.h against ATTENTION_OPERATORS of op.py"
+
+
+def test_the_cache_forms_agree(page: str, header: str) -> None:
+    tables = rows_of(page, "The cache forms")
+    plain, paged = tables[:2]
+    inputs, outputs = plain[1].split(", "), plain[2].split(", ")
+    assert paged[1:] == ["the same, then page_table", "the same"]
+    in_page = {plain[0]: (inputs, outputs), paged[0]: ([*inputs, "page_table"], outputs)}
+    in_python = {name: (list(o.inputs), list(o.outputs)) for name, o in op.CACHE_OPERATORS.items()}
+    assert in_page == in_python, "docs/op.md, section The cache forms, against CACHE_OPERATORS of op.py"
+    counts = {name: (len(i), len(o)) for name, (i, o) in in_python.items()}
+    in_header = {r[0]: (int(r[1]), int(r[2])) for r in macro(header, "FLASH_ATTENTION_CACHE_OPERATORS")}
+    assert in_header == counts, "FLASH_ATTENTION_CACHE_OPERATORS of plugin/op.h against CACHE_OPERATORS of op.py"
+    described = {name for row in tables for name in row[0].split(", ")}
+    of_their_own = {name for i, o in in_python.values() for name in [*i, *o]} - set(op.FLASH_ATTENTION_EX.inputs)
+    assert of_their_own - set(op.FLASH_ATTENTION_EX.outputs) <= described
 
 
 def test_int_attributes_and_their_ranges_agree(page: str, header: str) -> None:
@@ -77,16 +93,13 @@ def test_namespace_and_version_agree(page: str, header: str) -> None:
 
 def test_the_page_describes_every_tensor(page: str) -> None:
     described = [r[0] for r in rows_of(page, "Inputs and outputs")]
-    named = {name for o in op.OPERATORS.values() for name in o.inputs + o.outputs}
+    named = {name for o in op.ATTENTION_OPERATORS.values() for name in o.inputs + o.outputs}
     assert sorted(described) == sorted(named)
     side_inputs = [r[0] for r in rows_of(page, "Side inputs and their neutral constants")]
     assert side_inputs == list(op.FLASH_ATTENTION_EX.inputs[3:])
 
 
-def test_the_cache_forms_are_no_operators_yet_and_have_the_kernels_pages(page: str, repo_root: Path) -> None:
-    forms = [r[0] for r in rows_of(page, "The cache forms")]
-    assert forms[:2] == ["FlashAttentionCache", "FlashAttentionPagedCache"]
-    assert not set(forms[:2]) & set(op.OPERATORS), "the page says that nobody writes or registers them yet"
+def test_the_cache_forms_have_the_kernels_pages(page: str, repo_root: Path) -> None:
     geometry = (repo_root / "plugin" / "kernels" / "geometry.h").read_text()
     smallest, largest = (int(n) for n in re.findall(r"k(?:Smallest|Largest)Page = (\d+);", geometry))
     sizes = [smallest << i for i in range(10) if smallest << i <= largest]

@@ -24,6 +24,19 @@ int32_t flashAttentionWhyUnsupported(FlashAttentionArgs const* args, char* text,
   return fake::kernels.reason.empty() ? 0 : 1;
 }
 
+int32_t flashAttentionAppendWhyUnsupported(FlashAppendArgs const* args, char* text, size_t text_size) {
+  fake::kernels.append = *args;
+  std::snprintf(text, text_size, "%s", fake::kernels.reason.c_str());
+  return fake::kernels.reason.empty() ? 0 : 1;
+}
+
+int32_t flashAttentionAppend(FlashAppendArgs const* args, void* stream) {
+  fake::kernels.append = *args;
+  ++fake::kernels.appends;
+  fake::kernels.launch_stream = stream;
+  return fake::kernels.status;
+}
+
 size_t flashAttentionWorkspace(FlashAttentionArgs const* args) {
   fake::record(args);
   return fake::kernels.workspace;

@@ -13,7 +13,9 @@ struct Kernels {
   std::string reason;    // why nothing is supported; empty: everything is
   bool throws = false;   // every function throws instead
   int launches = 0;
+  int appends = 0;
   FlashAttentionArgs args{};  // of the last call
+  FlashAppendArgs append{};
   void* launch_workspace = nullptr;
   void* launch_stream = nullptr;
 };

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What NVIDIA's own code makes of the plugin, in a process of its own: TensorRT for RTX, no GPU.
 
-    registry_child.py LIBRARY_FOLDER MODEL.onnx PLAN SHAPES_JSON
+    registry_child.py LIBRARY_FOLDER MODEL.onnx PLAN SHAPES_JSON [alias]
 
 Loads the plugin into the registry, parses the model, builds an engine for four GPU generations and writes its plan.
 Prints one JSON line: the registry's creators, the network's layers, the parser's errors, whether a plan came.
@@ -42,6 +42,8 @@ def build(model: bytes, shapes: dict[str, list[list[int]]]) -> tuple[bytes | Non
         for name, points in shapes.items():
             profile.set_shape(name, *points)
         config.add_optimization_profile(profile)
+    if len(sys.argv) > 5 and sys.argv[5] == "alias":
+        config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
     plan = builder.build_serialized_network(network, config)
     return (None if plan is None else bytes(plan)), seen
 

@@ -71,17 +71,19 @@ TEST(every_attribute_survives_a_plan_and_a_clone_at_three_values) {
 #undef ROUND_TRIP
 }
 
-TEST(the_creators_are_the_three_operators) {
+TEST(the_creators_are_the_five_operators) {
   int32_t count = 0;
   getCreators(count);
-  EXPECT(count == 3, count);
-  for (char const* op : {"FlashAttention", "FlashAttentionEx", "FlashAttentionPacked"}) {
+  EXPECT(count == 5, count);
+  for (char const* op : {"FlashAttention", "FlashAttentionEx", "FlashAttentionPacked", "FlashAttentionCache",
+                         "FlashAttentionPagedCache"}) {
     IPluginCreatorV3One& creator = host::creatorOf(op);
     EXPECT(std::string{creator.getPluginNamespace()} == "flash_export");
     EXPECT(std::string{creator.getPluginVersion()} == "1");
     EXPECT(std::string{creator.getInterfaceInfo().kind} == "PLUGIN CREATOR_V3ONE");
 
-    host::PluginPtr const plugin = host::create(op, host::Fields());
+    bool const cache = std::string{op}.find("Cache") != std::string::npos;
+    host::PluginPtr const plugin = host::create(op, host::Fields().set("has_kv_lengths", cache));
     EXPECT(plugin != nullptr);
     EXPECT(std::string{host::core(plugin).getPluginName()} == op);
     EXPECT(std::string{host::core(plugin).getPluginNamespace()} == "flash_export");

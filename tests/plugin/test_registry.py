@@ -15,7 +15,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from flash_export.op import FLOAT_ATTRIBUTES, INT_ATTRIBUTES, Attributes
+from flash_export.op import CACHE_OPERATORS, FLOAT_ATTRIBUTES, INT_ATTRIBUTES, OPERATORS, Attributes
 from flash_trt.plan import plugin_records
 
 CHILD = Path(__file__).with_name("registry_child.py")
@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(
     reason="TensorRT for RTX is not installed: pip install 'flash-export[rtx]'",
 )
 
+OUTPUT_TYPES = {"lse": FLOAT, "kv_lengths_out": INT}
 Inputs = dict[str, tuple[int, list[int | str]]]
 Shapes = dict[str, list[list[int]]]
 
@@ -49,19 +50,22 @@ def make_model(operator: str, attributes: dict[str, Any], inputs: Inputs, output
         [node],
         "graph",
         [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()],
-        [helper.make_tensor_value_info(name, FLOAT if name == "lse" else dtype, None) for name in outputs],
+        [helper.make_tensor_value_info(name, OUTPUT_TYPES.get(name, dtype), None) for name in outputs],
     )
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("flash_export", 1)]
     model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
     return model.SerializeToString()
 
 
-def run_child(native_build: Path, folder: Path, model: bytes, shapes: Shapes) -> tuple[dict[str, Any], str, bytes]:
+def run_child(
+    native_build: Path, folder: Path, model: bytes, shapes: Shapes, *flags: str
+) -> tuple[dict[str, Any], str, bytes]:
     """What the child saw, what it said, and the plan ("" when none came)."""
     (folder / "model.onnx").write_bytes(model)
     plan = folder / "plan"
     command = [sys.executable, str(CHILD), str(native_build / "lib"), str(folder / "model.onnx"), str(plan)]
-    done = subprocess.run([*command, json.dumps(shapes)], capture_output=True, text=True, timeout=300, check=False)
+    command += [json.dumps(shapes), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     return json.loads(done.stdout.splitlines()[-1]), said, plan.read_bytes() if plan.exists() else b""
@@ -120,14 +124,68 @@ def test_an_engine_holds_the_plugin_with_its_attributes(
     assert all(record.fields == serialised(attributes) for record in records), records
 
 
-def test_the_registry_takes_the_three_operators(native_build: Path, tmp_path: Path) -> None:
+CACHE = Attributes(8, 2, 0.31, causal=1, diagonal=1, has_kv_lengths=1)
+CACHE_OUTPUTS: dict[str, list[int]] = {
+    "o": [-1, -1, 8 * 56],
+    "lse": [-1, 8, -1],
+    "kv_lengths_out": [-1],
+    "key_cache_out": [-1, -1, 80],
+    "value_cache_out": [-1, -1, 112],
+}
+
+
+def cache_inputs(*, paged: bool) -> tuple[Inputs, Shapes]:
+    """A cache form's inputs in layout 0 and a profile of them: decoding and a prompt."""
+    outer, rows = ("P", 16) if paged else ("B", "C")
+    inputs: Inputs = {name: (HALF, list(shape)) for name, (_, shape) in SEPARATE.items()} | {
+        "bias": (HALF, [1, 1, 1, 1]),
+        "kv_lengths": (INT, ["B"]),
+        "sinks": (FLOAT, [1]),
+        "key_cache": (HALF, [outer, rows, 80]),
+        "value_cache": (HALF, [outer, rows, 112]),
+    }
+    shapes = {
+        name: [[1, 1, width], [2, 1, width], [4, 65, width]] for name, width in (("q", 320), ("k", 80), ("v", 112))
+    }
+    sizes = [[2, 16], [6, 16], [64, 16]] if paged else [[1, 1], [2, 256], [4, 1024]]
+    shapes |= {f"{name}_cache": [[*s, width] for s in sizes] for name, width in (("key", 80), ("value", 112))}
+    shapes["kv_lengths"] = [[1], [2], [4]]
+    if paged:
+        inputs["page_table"] = (INT, ["B", "W"])
+        shapes["page_table"] = [[1, 1], [2, 3], [4, 64]]
+    return inputs, shapes
+
+
+@pytest.mark.parametrize("operator", CACHE_OPERATORS)
+def test_an_engine_holds_a_cache_form_whose_outputs_are_its_inputs_memory(
+    native_build: Path, tmp_path: Path, operator: str
+) -> None:
+    inputs, shapes = cache_inputs(paged=operator == "FlashAttentionPagedCache")
+    model = make_model(operator, CACHE.as_dict(), inputs, list(CACHE_OUTPUTS))
+    seen, said, plan = run_child(native_build, tmp_path, model, shapes, "alias")
+    assert seen["built"], said
+    assert seen["layers"] == ["LayerType.PLUGIN_V3"]
+    paged = {"key_cache_out": [-1, 16, 80], "value_cache_out": [-1, 16, 112]} if "page_table" in inputs else {}
+    assert seen["outputs"] == list((CACHE_OUTPUTS | paged).values())
+    records = plugin_records(plan)
+    assert {record.operator for record in records} == {operator}
+    assert all(record.fields == serialised(CACHE) for record in records), records
+
+
+def test_without_the_preview_feature_tensorrt_itself_refuses_the_alias(native_build: Path, tmp_path: Path) -> None:
+    inputs, shapes = cache_inputs(paged=False)
+    model = make_model("FlashAttentionCache", CACHE.as_dict(), inputs, list(CACHE_OUTPUTS))
+    seen, said, _ = run_child(native_build, tmp_path, model, shapes)
+    assert "Aliased I/O used by plugin attn_7" in said
+    assert not seen["built"]
+
+
+def test_the_registry_takes_every_operator(native_build: Path, tmp_path: Path) -> None:
     model = make_model("FlashAttention", PLAIN.as_dict(), SEPARATE, ["o"])
     seen, said, _ = run_child(native_build, tmp_path, model, SEPARATE_SHAPES)
     assert seen["loaded"], said
     ours = sorted(creator for creator in seen["creators"] if creator[1] == "flash_export")
-    assert ours == [
-        [name, "flash_export", "1"] for name in ("FlashAttention", "FlashAttentionEx", "FlashAttentionPacked")
-    ]
+    assert ours == sorted([name, "flash_export", "1"] for name in OPERATORS)
 
 
 WRONG_NODES: dict[str, tuple[dict[str, Any], Inputs, str]] = {

@@ -11,19 +11,24 @@ import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from contract import cache_cases
+from contract.cache_cases import CACHE_CASES
+from contract.cache_model import node_of
+from contract.node_model import model_of
 from onnx import TensorProto, helper
 from python.attention_models import HALF, HEAD_DIM, HEADS, SCALE, flash_node, fused, unfused, with_bodies
 from python.fresh_process import run_python
 
-from flash_export.errors import EXIT_MISSING, EXIT_OK, EXIT_UNSUPPORTED, EXIT_USAGE, UserError
-from flash_export.op import DOMAIN, OPERATORS, Attributes
+from flash_export.errors import EXIT_MISSING, EXIT_OK, EXIT_UNSUPPORTED, EXIT_USAGE, MissingHere, UserError
+from flash_export.op import ATTENTION_OPERATORS, CACHE_OPERATORS, DOMAIN, Attributes
 from flash_export.talk import Talk
-from flash_trt import gpu, onnx_file, shapes
+from flash_trt import backends, gpu, onnx_file, shapes
 from flash_trt.backends import Backend
 from flash_trt.build import (
     BuildOptions,
@@ -124,7 +129,23 @@ def test_every_operator_builds(rtx: Backend, tmp_path: Path, dtype: int) -> None
     ]
     outputs = [_typed("c", dtype, flat), _typed("lse", TensorProto.FLOAT, ["batch", HEADS, "seq"])]
     layers = _engine(rtx, _save(tmp_path / "m.onnx", nodes, inputs, outputs))
-    assert [operator for _, operator in layers] == list(OPERATORS)
+    assert [operator for _, operator in layers] == list(ATTENTION_OPERATORS)
+
+
+@pytest.mark.parametrize("operator", CACHE_OPERATORS)
+def test_a_cache_form_with_its_body_builds_as_a_plugin(rtx: Backend, tmp_path: Path, operator: str) -> None:
+    path = tmp_path / "m.onnx"
+    case = next(c for c in CACHE_CASES if c.operator == operator and c.name.startswith("decode"))
+    onnx.save(onnx.shape_inference.infer_shapes(model_of([node_of(cache_cases.make(case))], 18)), path)
+    given = cache_cases.make(case).given
+    fixed = [f"{i.name}:" + "x".join(map(str, given[i.name].shape)) for i in onnx_file.read(path).inputs]
+    assert [kind for _, kind in _engine(rtx, path, *fixed)] == [operator]
+
+
+def test_a_tensorrt_without_aliases_is_told_for_a_cache() -> None:
+    old = Backend("tensorrt", SimpleNamespace(__version__="10.2", PreviewFeature=None), [], None)
+    with pytest.raises(MissingHere, match="cannot write a cache in place"):
+        backends.alias_outputs(old, None)
 
 
 def test_nodes_in_functions_and_branches_become_plugins_too(rtx: Backend, tmp_path: Path) -> None:

@@ -144,6 +144,13 @@ int32_t flashAttentionWhyUnsupported(FlashAttentionArgs const*, char* text, size
   return 0;
 }
 
+int32_t flashAttentionAppendWhyUnsupported(FlashAppendArgs const*, char* text, size_t) {
+  *text = '\0';
+  return 0;
+}
+
+int32_t flashAttentionAppend(FlashAppendArgs const*, void*) { return 0; }
+
 size_t flashAttentionWorkspace(FlashAttentionArgs const*) { return 0; }
 
 int32_t flashAttentionLaunch(FlashAttentionArgs const*, void*, void*) {
