@@ -79,6 +79,7 @@ def export(loaded: Loaded, options: Options, folder: Path) -> Exported:
     from flash_export import export_capture, export_lengths, export_tidy, export_torchscript
 
     notes: list[str] = []
+    left_out: dict[str, list[int]] = {}
     with quiet():
         call = export_capture.call_of(loaded)
         outputs = call.run(call.tensors)
@@ -86,8 +87,9 @@ def export(loaded: Loaded, options: Options, folder: Path) -> Exported:
             model = export_torchscript.translate(loaded, opset, folder)
             ranges = export_capture.ranges_of(loaded)
         else:
-            program, ranges, notes = export_capture.capture(loaded, call)
-            model = translate(program, opset)
+            captured = export_capture.capture(loaded, call)
+            ranges, notes, left_out = captured.ranges, captured.notes, captured.left_out
+            model = translate(captured.program, opset)
         names = [argument.name for argument in loaded.arguments] or [str(v.name) for v in model.graph.inputs]
         export_tidy.tidy(model, names, export_capture.output_names(outputs))
     _check_arity(model, call, len(export_capture.tensors_in(outputs)))
@@ -97,6 +99,7 @@ def export(loaded: Loaded, options: Options, folder: Path) -> Exported:
     example = {str(v.name): export_capture.to_numpy(t) for v, t in zip(model.graph.inputs, call.tensors, strict=True)}
     reference = call.reference([str(v.name) for v in model.graph.inputs])
     export_lengths.refuse_fixed_lengths(path, reference, example, dims, traced=loaded.source_kind == "torchscript")
+    notes += export_lengths.take_back(path, reference, example, dims, left_out)
     return Exported(path, reference, example, dims, loaded.source_kind, notes)
 
 

@@ -105,8 +105,23 @@ def _call_arguments(loaded: Loaded) -> tuple[tuple[torch.Tensor, ...], dict[str,
     return (), {argument.name: argument.tensor for argument in loaded.arguments}
 
 
-def capture(loaded: Loaded, call: Call) -> tuple[torch.export.ExportedProgram, dict[str, tuple[int, int]], list[str]]:
-    """The program, the ranges of the named dimensions as the model narrows them, and notes on that.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Captured:
+    """A program, the ranges of its named dimensions as the model narrows them, and notes on ranges that the user gave.
+
+    ``left_out``: dimension -> sizes at an end of its range at which PyTorch takes another way, so that it exports none
+    of them. A table as long as the longest length gives such an end: there a slice of it is no slice. What the graph
+    computes there may well be right, and has to be tried.
+    """
+
+    program: torch.export.ExportedProgram
+    ranges: dict[str, tuple[int, int]]
+    notes: list[str] = dataclasses.field(default_factory=list)
+    left_out: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+
+
+def capture(loaded: Loaded, call: Call) -> Captured:
+    """The module as a program.
 
     A range the user did not give is taken from the model (a table of 512 positions ends a length at 512).
 
@@ -114,12 +129,13 @@ def capture(loaded: Loaded, call: Call) -> tuple[torch.export.ExportedProgram, d
         UnsupportedModel: control flow that depends on data, a dynamic dimension that the model bakes in.
     """
     if loaded.program is not None:
-        return loaded.program, {}, []
+        return Captured(loaded.program, {})
     assert loaded.module is not None
     dims = [dim for a in loaded.arguments for dim in a.dims.values() if not _is_sum(dim)]
     ranges = {dim.name: (1 if dim.low is None else dim.low, dim.high) for dim in dims}
     fixed = {dim.name for dim in dims if dim.high is not None}
     notes: list[str] = []
+    left_out: dict[str, list[int]] = {}
     for _ in range(3):
         try:
             program = _export(loaded, ranges)
@@ -127,16 +143,20 @@ def capture(loaded: Loaded, call: Call) -> tuple[torch.export.ExportedProgram, d
             narrowed = _narrowed(str(error), ranges)
             if narrowed is None:
                 raise _uncapturable(error, ranges) from error
+            ends = _excluded(str(error)) or []
+            for name, size in ends:
+                left_out.setdefault(name, []).append(size)
             notes += [
                 f"{n}: {_range(ranges[n])} narrowed to {_range(r)} by the model"
                 for n, r in narrowed.items()
-                if n in fixed
+                if n in fixed and not ends
             ]
             ranges |= narrowed
         except Exception as error:  # torch.export raises many types; each is a model it cannot capture
             raise _uncapturable(error, ranges) from error
         else:
-            return program, {name: (low, high or MAX_DIM) for name, (low, high) in ranges.items()}, notes
+            limits = {name: (low, high or MAX_DIM) for name, (low, high) in ranges.items()}
+            return Captured(program, limits, notes, left_out)
     raise _uncapturable(RuntimeError("the ranges of the dynamic dimensions do not settle"), ranges)
 
 
@@ -214,10 +234,7 @@ _EXCLUDED = re.compile(r"^  - Not all values of (\w+) = .* satisfy the generated
 
 
 def _excluded(message: str) -> list[tuple[str, int]] | None:
-    """(dimension, size that it may not have), where that is all PyTorch has against the ranges; else None.
-
-    A slice of a table as long as the longest length gives such a guard: there it is no slice.
-    """
+    """(dimension, size that it may not have), where that is all PyTorch has against the ranges; else None."""
     complaints = re.findall(r"^  - ", message, re.MULTILINE)
     found = [(name, int(size)) for name, size in _EXCLUDED.findall(message)]
     return found if found and len(found) == len(complaints) else None

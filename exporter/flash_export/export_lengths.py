@@ -7,7 +7,7 @@ dynamic, and fails, or answers in another shape, at any other length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,8 @@ import onnxruntime as ort
 
 from flash_export.draw import draw_inputs, dynamic_dims
 from flash_export.errors import UnsupportedModel, UsageError
+
+_ROUGHLY = 1e-2
 
 Reference = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
 
@@ -63,6 +65,49 @@ def refuse_fixed_lengths(
             raise _fixed(name, sizes[name], other, " ".join(str(error).split())[-200:]) from error
         if found != expected:
             raise _fixed(name, sizes[name], other, f"outputs {found} where PyTorch gives {expected}")
+
+
+def take_back(
+    path: Path,
+    reference: Reference,
+    example: Mapping[str, np.ndarray],
+    dims: dict[str, tuple[int, int]],
+    left_out: Mapping[str, Sequence[int]],
+) -> list[str]:
+    """Takes sizes that PyTorch's exporter left out back into ``dims`` where the file gives PyTorch's numbers there.
+
+    Returns a note on every size that stays out. The numbers are compared roughly: a graph that computes something
+    else is far off, and what is taken back is measured like any other size by the check.
+    """
+    notes = []
+    for name, sizes in left_out.items():
+        for size in sorted(sizes, key=lambda n: n > dims[name][1], reverse=True):
+            low, high = dims[name]
+            if _agrees(path, reference, example, {name: size}):
+                dims[name] = (min(low, size), max(high, size))
+            else:
+                notes.append(
+                    f"{name} = {size}: forward takes another way there, which PyTorch's exporter leaves out; the file"
+                    f" is right for {name} from {low} to {high} alone"
+                )
+    return notes
+
+
+def _agrees(path: Path, reference: Reference, example: Mapping[str, np.ndarray], changed: Mapping[str, int]) -> bool:
+    """Whether the file gives PyTorch's numbers, but for rounding, at the example's sizes with one of them changed."""
+    model = ir.load(path)
+    feeds = draw_inputs(model, {**_sizes(model, example), **changed})
+    settings = ort.SessionOptions()
+    settings.log_severity_level = 4
+    try:
+        expected = reference(feeds)
+        found = ort.InferenceSession(path, settings, providers=["CPUExecutionProvider"]).run(None, feeds)
+    except Exception:  # ONNX Runtime has a type for each kind of failure
+        return False
+    return all(
+        a.shape == b.shape and np.allclose(a.astype(float), b.astype(float), _ROUGHLY, _ROUGHLY, equal_nan=True)
+        for a, b in zip(found, expected, strict=True)
+    )
 
 
 def _sizes(model: ir.Model, example: Mapping[str, np.ndarray]) -> dict[str, int]:

@@ -158,6 +158,35 @@ def test_a_range_that_the_model_narrows_is_said(tmp_path: Path) -> None:
     assert exported.notes == ["seq: 1..64 narrowed to 1..40 by the model"]
 
 
+class Sliced(torch.nn.Module):
+    def __init__(self, at_the_end: float = 1.0) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(40, 24))
+        self.at_the_end = at_the_end
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.table[: x.shape[1]]
+        return x + (rows * self.at_the_end if rows.shape[0] == 40 else rows)
+
+
+@pytest.mark.parametrize("given", ["seq=1..40", "seq"])
+def test_the_length_of_a_table_is_taken_back_where_the_file_is_right_there(given: str, tmp_path: Path) -> None:
+    module = Sliced()
+    exported = export_module(module, tmp_path, f"x:float32:batch,{given},24")
+    assert exported.dims["seq"] == (1, 40)
+    assert exported.notes == []
+    assert_equal_to_eager(exported, {"x": standard_normal(1, 40, 24)}, module)
+
+
+@pytest.mark.parametrize("given", ["seq=1..40", "seq"])
+def test_a_length_at_which_forward_does_something_else_stays_out_and_is_told(given: str, tmp_path: Path) -> None:
+    exported = export_module(Sliced(at_the_end=3.0), tmp_path, f"x:float32:batch,{given},24")
+    assert exported.dims["seq"] == (1, 39)
+    (note,) = exported.notes
+    assert note.startswith("seq = 40: forward takes another way there")
+    assert "right for seq from 1 to 39 alone" in note
+
+
 class BakedLength(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.reshape(-1, 7, 24)[:, :3] if x.shape[1] == 7 else x

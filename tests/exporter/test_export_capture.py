@@ -100,12 +100,12 @@ class Sliced(torch.nn.Module):
         return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ x
 
 
-def test_a_range_up_to_the_length_of_a_sliced_table_is_narrowed_with_a_note(tmp_path: Path) -> None:
+def test_the_length_of_a_sliced_table_is_left_out_and_told_apart_from_a_narrower_range(tmp_path: Path) -> None:
     sizes = {0: Dim("batch"), 1: Dim("seq", 1, 12)}
     loaded = Loaded(tmp_path, "module", Sliced().eval(), arguments=(Argument("x", torch.randn(2, 7, 8), sizes),))
-    _, ranges, notes = export_capture.capture(loaded, export_capture.call_of(loaded))
-    assert ranges["seq"] == (1, 11)
-    assert notes == ["seq: 1..12 narrowed to 1..11 by the model"]
+    captured = export_capture.capture(loaded, export_capture.call_of(loaded))
+    assert captured.ranges["seq"] == (1, 11)
+    assert (captured.notes, captured.left_out) == ([], {"seq": [12]})
 
 
 class Decoder(torch.nn.Module):
@@ -126,7 +126,7 @@ def loaded_on(module: torch.nn.Module, folder: Path, name: str = "x") -> Loaded:
 
 def test_a_transformers_look_into_its_mask_does_not_end_the_export(tmp_path: Path) -> None:
     loaded = loaded_on(Decoder(), tmp_path)
-    program, _, _ = export_capture.capture(loaded, export_capture.call_of(loaded))
+    program = export_capture.capture(loaded, export_capture.call_of(loaded)).program
     x = torch.randn(3, 11, 24)
     torch.testing.assert_close(program.module()(x=x), loaded.module(x))
 
