@@ -17,7 +17,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from flash_export import report, report_example
+from flash_export import dim_ranges, report, report_example
 from flash_export.blame import blame
 from flash_export.check import NotProven, check
 from flash_export.check_model import CannotRunUnfused
@@ -68,6 +68,8 @@ def run(options: Options, talk: Talk | None = None, loaded: Loaded | None = None
 def _export_and_fuse(options: Options, loaded: Loaded, folder: Path, output: Path, talk: Talk) -> Result:
     with talk.step("export", "nothing to do: it is ONNX" if loaded.source_kind == "onnx" else "to ONNX, unfused"):
         exported = export(loaded, options, folder)
+        if exported.reference is not None:  # of an ONNX file only its own makers know the ranges
+            dim_ranges.write(exported.path, exported.dims)
     for note in exported.notes:
         talk.warn(note)
     doubts: dict[str, str] = {}

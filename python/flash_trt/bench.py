@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from flash_export import dim_ranges
 from flash_export.draw import draw_inputs, dynamic_dims
 from flash_export.errors import UsageError
 from flash_export.talk import Talk
@@ -110,7 +111,8 @@ def bench(options: BenchOptions, talk: Talk) -> list[Setting]:
     with talk.step("read", ", ".join(map(str, options.models))):
         files = {path: onnx_file.read(path) for path in options.models if not engine_file.is_engine(path)}
         model = _model_to_draw_from(options, files)
-        settings = [_sizes(text, model) for text in options.at or ("",)]
+        limits = next(iter(files.values())).dim_ranges
+        settings = [_sizes(text, model, limits) for text in options.at or ("",)]
     with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory(prefix="flash-trt-") as folder:
         first = draw_inputs(model, settings[0])
         with talk.step("load", "every model with every implementation that is here"):
@@ -143,9 +145,14 @@ def _model_to_draw_from(options: BenchOptions, files: Mapping[Path, OnnxFile]) -
     return ir.load(next(iter(files)))
 
 
-def _sizes(text: str, model: ir.Model) -> dict[str, int]:
-    """``batch=2,seq=128`` as sizes of the model's dynamic dims; a batch that it leaves out is 1, a length 128."""
-    sizes = {name: 1 if is_batch else 128 for name, is_batch in dynamic_dims(model).items()}
+def _sizes(text: str, model: ir.Model, limits: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """``batch=2,seq=128`` as sizes of the model's dynamic dims, within ``limits``.
+
+    A batch that it leaves out is 1, a length 128, or the nearest with which the model works.
+    """
+    usual = {name: 1 if is_batch else 128 for name, is_batch in dynamic_dims(model).items()}
+    range_of = {name: limits.get(name, (0, size)) for name, size in usual.items()}
+    sizes = {name: min(max(size, range_of[name][0]), range_of[name][1]) for name, size in usual.items()}
     for part in filter(None, text.split(",")):
         name, _, size = part.strip().partition("=")
         if name not in sizes or not size.isdigit():
@@ -155,6 +162,15 @@ def _sizes(text: str, model: ir.Model) -> dict[str, int]:
                 got=repr(text),
                 need=f"DIM=SIZE,... of {', '.join(sizes) or 'no dim: this model is static'}",
                 do="spell it like --at " + (",".join(f"{dim}={size}" for dim, size in sizes.items()) or "nothing"),
+            )
+        low, high = limits.get(name, (0, int(size)))
+        if not low <= int(size) <= high:
+            raise UsageError(
+                "a setting leaves the range in which the model works",
+                where="--at",
+                got=f"{name}={size}",
+                need=f"{name} in {dim_ranges.spell((low, high))}, as the model was exported for",
+                do=f"keep {name} in that range, or export the model again for another one",
             )
         sizes[name] = int(size)
     return sizes

@@ -99,7 +99,7 @@ def build(options: BuildOptions, talk: Talk) -> dict[str, Any]:
         file = onnx_file.read(options.model)
         check_outputs(outputs, file.external_files)
         given = [shapes.parse(text) for text in options.shapes]
-        profile = shapes.plan_profile(file.inputs, given)
+        profile = shapes.plan_profile(file.inputs, given, file.dim_ranges)
         _require_flash_nodes(file, options.allow_none)
     backend = backends.select(options.backend, targets=bool(options.targets))
     backends.check_targets(backend, options.targets, served_targets(backend))

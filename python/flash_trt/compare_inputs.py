@@ -61,12 +61,12 @@ def _trial(model: ir.Model, sizes: dict[str, int], first_seed: int, turn: int) -
 
 
 def _ranges(given: Sequence[str], reference: OnnxFile, model: ir.Model) -> dict[str, tuple[int, int]]:
-    """What ``given`` shapes say of each dynamic dim, under the names that ``draw`` gives them."""
+    """What ``given`` shapes, or else the file, say of each dynamic dim, under the names that ``draw`` gives them."""
     parsed = [shapes.parse(text) for text in given]
-    shapes.plan_profile(reference.inputs, parsed)  # refuses what contradicts the model
+    shapes.plan_profile(reference.inputs, parsed, reference.dim_ranges)  # refuses what contradicts the model
     known = dynamic_dims(model)
     by_name = {graph_input.name: graph_input for graph_input in reference.inputs}
-    ranges = {}
+    ranges = dict(reference.dim_ranges)
     for range_ in parsed:
         for axis, dim in enumerate(by_name[range_.name].dims):
             name = dim or f"{range_.name}.{axis}"

@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from flash_export import dim_ranges
 from flash_export.errors import UsageError
 from flash_export.op import FLOAT_ATTRIBUTES, INT_ATTRIBUTES
 from flash_trt import engine_file, engine_inspector, onnx_file, plan, plan_program, shapes
@@ -80,6 +81,7 @@ def _onnx(path: Path) -> dict[str, Any]:
         "bytes": path.stat().st_size,
         "sha256": sha256_of(path),
         "inputs": {i.name: shapes.spell_dims(i) for i in file.inputs},
+        "dims": {name: dim_ranges.spell(limits) for name, limits in file.dim_ranges.items()},
         "outputs": file.outputs,
         "opsets": {opset.domain or "ai.onnx": opset.version for opset in file.proto.opset_import},
         "nodes": [
@@ -116,6 +118,7 @@ def _engine_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _onnx_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [(f"input {name}", dims) for name, dims in found["inputs"].items()]
+    rows += [("works with", _spell(found["dims"]))] if found["dims"] else []
     rows += [("outputs", ", ".join(found["outputs"])), ("opsets", _spell(found["opsets"]))]
     rows.append(("function bodies", ", ".join(found["bodies"]) or "none: ONNX Runtime needs a library for the nodes"))
     return rows + ([(node["name"], _describe(node)) for node in found["nodes"]] or [("FlashAttention", "no node")])

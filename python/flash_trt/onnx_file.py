@@ -11,7 +11,8 @@ from typing import Any
 
 import onnx
 
-from flash_export import load_onnx
+from flash_export import dim_ranges, load_onnx
+from flash_export.dim_ranges import Ranges
 from flash_export.errors import UnsupportedModel, UsageError
 from flash_export.op import DOMAIN, OPERATORS, VERSION
 from flash_export.save_commit import finish_interrupted
@@ -70,6 +71,11 @@ class OnnxFile:
     def output_tensors(self) -> tuple[GraphInput, ...]:
         """The graph's outputs as it declares them, in order."""
         return tuple(_graph_input(value) for value in self.proto.graph.output)
+
+    @property
+    def dim_ranges(self) -> Ranges:
+        """The ranges of its dynamic dims as flash-export wrote them; {} in a file of another origin."""
+        return dim_ranges.read(self.proto)
 
     @property
     def external_files(self) -> list[Path]:

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from flash_export import twin
+from flash_export import dim_ranges, twin
 from flash_export.draw import draw_inputs, dynamic_dims
 from flash_export.errors import UsageError
 from flash_export.input_roles import fed_inputs
@@ -126,14 +126,14 @@ def _feeds(options: RunOptions, file: OnnxFile, model: ir.Model, talk: Talk) -> 
     _require_names(options.inputs, given, set(wanted))
     typed = {name: _typed(name, given[name], dtypes.get(name), options.inputs) for name in wanted}
     for graph_input in file.inputs:
-        _require_shape(options.inputs, graph_input, typed[graph_input.name])
+        _require_shape(options.inputs, graph_input, typed[graph_input.name], file.dim_ranges)
     _warn_of_nan(typed, talk)
     return typed, False
 
 
 def _sizes(options: RunOptions, file: OnnxFile, model: ir.Model) -> dict[str, int]:
     """Dynamic dim -> its usual size by ``--shape`` or default, under the names that ``draw`` gives them."""
-    profile = shapes.plan_profile(file.inputs, [shapes.parse(text) for text in options.shapes])
+    profile = shapes.plan_profile(file.inputs, [shapes.parse(text) for text in options.shapes], file.dim_ranges)
     usual = {range_.name: range_.usual for range_ in profile.ranges}
     known = dynamic_dims(model)
     sizes = {}
@@ -172,11 +172,23 @@ def _typed(name: str, array: np.ndarray, dtype: np.dtype | None, path: Path) -> 
     )
 
 
-def _require_shape(path: Path, graph_input: onnx_file.GraphInput, array: np.ndarray) -> None:
+def _require_shape(
+    path: Path, graph_input: onnx_file.GraphInput, array: np.ndarray, limits: Mapping[str, tuple[int, int]]
+) -> None:
     dims = graph_input.dims
     fits = len(dims) == array.ndim and all(
         not isinstance(dim, int) or dim == size for dim, size in zip(dims, array.shape, strict=True)
     )
+    for dim, size in zip(dims, array.shape, strict=True) if fits else ():
+        low, high = limits.get(str(dim), (size, size))
+        if not low <= size <= high:
+            raise UsageError(
+                "an input leaves the range in which the model works",
+                where=f"tensor {graph_input.name} in {path}, dim {dim}",
+                got=f"[{', '.join(map(str, array.shape))}]",
+                need=f"{dim} in {dim_ranges.spell((low, high))}: {shapes.spell_dims(graph_input)}",
+                do=f"give a tensor whose {dim} is in that range, or export the model again for another one",
+            )
     if not fits:
         raise UsageError(
             "an input has another shape than the model takes",

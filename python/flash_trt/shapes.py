@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from flash_export import dim_ranges
 from flash_export.dims import Dim
 from flash_export.errors import UsageError
 from flash_trt.onnx_file import GraphInput
@@ -14,6 +15,7 @@ from flash_trt.onnx_file import GraphInput
 # What a dynamic dim gets when --shape says nothing: the first axis is nearly always the batch, the rest lengths.
 _DEFAULT_BATCH = (1, 1, 8)
 _DEFAULT_LENGTH = (1, 128, 512)
+_DEFAULT_PAST = (0, 128, 512)
 
 Dims = tuple[int, ...]
 _Triples = dict[str, tuple[int, int, int]]
@@ -86,15 +88,22 @@ class Profile:
         return {r.name: {"min": [*r.smallest], "opt": [*r.usual], "max": [*r.largest]} for r in self.ranges}
 
 
-def plan_profile(inputs: Sequence[GraphInput], given: Sequence[ShapeRange]) -> Profile:
+def plan_profile(
+    inputs: Sequence[GraphInput], given: Sequence[ShapeRange], limits: Mapping[str, tuple[int, int]] | None = None
+) -> Profile:
     """The shapes of every dynamic input: as ``given``, and for the rest by symbol, then by default.
 
     A symbol that one ``--shape`` settles (``batch`` of ``input_ids``) holds for every other input that has it. A dim
     that is an expression of symbols (``seq + past``) has no length of its own: it is computed from theirs.
 
+    Args:
+        limits: symbol -> smallest and largest length with which the model works, where the file says so.
+
     Raises:
-        UsageError: ``given`` names no input, names one twice, or contradicts a dim or a symbol of the model.
+        UsageError: ``given`` names no input, names one twice, contradicts a dim or a symbol of the model, or leaves
+            ``limits``.
     """
+    limits = limits or {}
     by_name = {i.name: i for i in inputs}
     symbols: _Triples = {}
     for range_ in given:
@@ -107,7 +116,8 @@ def plan_profile(inputs: Sequence[GraphInput], given: Sequence[ShapeRange]) -> P
                 do="correct the name; flash-trt spells inputs as the ONNX file does",
             )
         _settle(by_name[range_.name], range_, symbols)
-    chosen = _defaults(inputs, symbols)
+        _require_within(by_name[range_.name], range_, limits)
+    chosen = _defaults(inputs, symbols, limits)
     for range_ in given:
         _require_sums(by_name[range_.name], range_, symbols | chosen)
     covered = {r.name: r for r in given}
@@ -127,6 +137,20 @@ def _settle(graph_input: GraphInput, range_: ShapeRange, symbols: _Triples) -> N
             raise _contradiction(range_, f"{dim} where the model fixes it: {need}")
         if isinstance(dim, str) and dim and symbols.setdefault(dim, triple) != triple:
             raise _contradiction(range_, f"{dim} = {','.join(map(str, symbols[dim]))}, as another --shape says")
+
+
+def _require_within(graph_input: GraphInput, range_: ShapeRange, limits: Mapping[str, tuple[int, int]]) -> None:
+    """Refuses lengths with which the model does not work, such as more positions than it has."""
+    for dim, low, high in zip(graph_input.dims, range_.smallest, range_.largest, strict=True):
+        known = limits.get(dim) if isinstance(dim, str) else None
+        if known and not known[0] <= low <= high <= known[1]:
+            raise UsageError(
+                f"the shape of {range_.name} leaves the range in which the model works",
+                where=f"--shape, dim {dim}",
+                got=str(range_),
+                need=f"{dim} in {dim_ranges.spell(known)}, as the model was exported for: {spell_dims(graph_input)}",
+                do=f"keep {dim} in that range, or export the model again for another one",
+            )
 
 
 def _contradiction(range_: ShapeRange, need: str) -> UsageError:
@@ -155,15 +179,26 @@ def _dynamic_dims(inputs: Sequence[GraphInput]) -> Iterator[tuple[int, str]]:
         yield from ((a, _symbol(graph_input, a)) for a, dim in enumerate(graph_input.dims) if isinstance(dim, str))
 
 
-def _defaults(inputs: Sequence[GraphInput], settled: _Triples) -> _Triples:
-    """What each symbol gets that is not ``settled``; one that is only ever a part of a first axis is a batch too."""
+def _defaults(inputs: Sequence[GraphInput], settled: _Triples, limits: Mapping[str, tuple[int, int]]) -> _Triples:
+    """What each symbol gets that is not ``settled``, within ``limits``.
+
+    One that is only ever a part of a first axis is a batch too; the length of a past may be 0.
+    """
     chosen: _Triples = {}
     dims = list(_dynamic_dims(inputs))
     for axis, dim in sorted(dims, key=lambda found: Dim.named(found[1]).symbol != found[1]):
         for part in sorted(Dim.named(dim).symbols):
             if part not in settled:
-                chosen.setdefault(part, _DEFAULT_BATCH if axis == 0 else _DEFAULT_LENGTH)
+                usual = _DEFAULT_BATCH if axis == 0 else _DEFAULT_PAST if part.startswith("past") else _DEFAULT_LENGTH
+                chosen.setdefault(part, _clamped(usual, limits.get(part)))
     return chosen
+
+
+def _clamped(triple: tuple[int, int, int], limits: tuple[int, int] | None) -> tuple[int, int, int]:
+    if limits is None:
+        return triple
+    smallest, usual, largest = (min(max(size, limits[0]), limits[1]) for size in triple)
+    return smallest, usual, largest
 
 
 def _evaluate(expression: Dim, symbols: _Triples) -> tuple[int, int, int]:

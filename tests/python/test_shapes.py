@@ -53,6 +53,23 @@ def test_dims_left_open_get_a_default_that_is_told() -> None:
     assert profile.ranges[1] == ShapeRange("x", (1, 20), (1, 20), (8, 20))
 
 
+def test_a_default_stays_within_what_the_model_says() -> None:
+    profile = plan_profile([IDS], [], {"batch": (2, 4), "seq": (1, 77), "other": (5, 5)})
+    assert profile.chosen == {"batch": (2, 2, 4), "seq": (1, 77, 77)}
+
+
+def test_a_past_may_be_empty_by_default() -> None:
+    past = GraphInput("key", 1, ("batch", 2, "past_sequence_length", 16))
+    assert plan_profile([past], []).chosen["past_sequence_length"] == (0, 128, 512)
+    assert plan_profile([past], [], {"past_sequence_length": (1, 60)}).chosen["past_sequence_length"] == (1, 60, 60)
+
+
+@pytest.mark.parametrize("given", ["input_ids:1x1,1x5,1x78", "input_ids:1x0,1x5,1x77"])
+def test_a_length_with_which_the_model_does_not_work_is_refused(given: str) -> None:
+    with pytest.raises(UsageError, match=r"seq in 1\.\.77"):
+        plan_profile([IDS], [parse(given)], {"seq": (1, 77)})
+
+
 def test_a_static_input_needs_no_shape() -> None:
     assert plan_profile([FIXED], []).ranges == ()
     assert plan_profile([FIXED], []).trtexec_flags() == []
@@ -81,8 +98,8 @@ CACHED = [IDS, GraphInput("mask", 7, ("batch", "seq + past")), GraphInput("key",
 
 def test_a_sum_is_computed_from_its_parts_defaults() -> None:
     profile = plan_profile(CACHED, [])
-    assert profile.ranges[1] == ShapeRange("mask", (1, 2), (1, 256), (8, 1024))
-    assert profile.chosen == {"batch": (1, 1, 8), "seq": (1, 128, 512), "past": (1, 128, 512)}
+    assert profile.ranges[1] == ShapeRange("mask", (1, 1), (1, 256), (8, 1024))
+    assert profile.chosen == {"batch": (1, 1, 8), "seq": (1, 128, 512), "past": (0, 128, 512)}
 
 
 def test_a_sum_is_computed_from_what_is_given_of_its_parts() -> None:

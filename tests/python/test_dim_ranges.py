@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model was exported for bounds the shapes of its engines and runs, from the exporter to every command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import flash_export
+from flash_export.errors import EXIT_OK, EXIT_USAGE
+from flash_trt import onnx_file
+from flash_trt.backends import Backend
+from flash_trt.build import sidecar_path
+from flash_trt.compare_inputs import InputOptions, plan_runs
+
+POSITIONS, WIDTH, HEADS = 77, 32, 2
+RANGE = f"seq in 1..{POSITIONS}"
+
+Command = Callable[..., int]
+
+
+class Positions(torch.nn.Module):
+    """One attention after a table of 77 positions, as CLIP's text encoder has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.positions = torch.nn.Embedding(POSITIONS, WIDTH)
+        self.qkv = torch.nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[batch, seq, WIDTH]`` to the same."""
+        x = x + self.positions(torch.arange(x.shape[1]))
+        parts = self.qkv(x).unflatten(-1, (3, HEADS, WIDTH // HEADS)).permute(2, 0, 3, 1, 4)
+        out = torch.nn.functional.scaled_dot_product_attention(parts[0], parts[1], parts[2])
+        return out.transpose(1, 2).flatten(2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fused file; the unfused one lies beside it."""
+    path = tmp_path_factory.mktemp("ranges") / "m.flash.onnx"
+    shapes = {"x": ["batch", f"seq=1..{POSITIONS}", str(WIDTH)]}
+    flash_export.export(Positions().eval(), {"x": torch.zeros(2, 5, WIDTH)}, dynamic_shapes=shapes, output=path)
+    return path
+
+
+@pytest.fixture
+def unfused(model: Path) -> Path:
+    """The unfused file."""
+    return model.with_name("m.flash.unfused.onnx")
+
+
+def test_both_files_say_their_ranges(model: Path, unfused: Path) -> None:
+    for path in (model, unfused):
+        ranges = onnx_file.read(path).dim_ranges
+        assert ranges["seq"] == (1, POSITIONS)
+        assert ranges["batch"][0] == 1
+
+
+@pytest.mark.parametrize("kind", ["fused", "unfused"])
+def test_a_build_without_shapes_stays_within_them(
+    rtx: Backend, model: Path, unfused: Path, kind: str, tmp_path: Path, flash_trt: Command
+) -> None:
+    engine = tmp_path / "m.engine"
+    source = model if kind == "fused" else unfused
+    assert flash_trt("build", source, "-o", engine, "--target", "sm80", "--allow-none") == EXIT_OK
+    assert f'"max": [\n        8,\n        {POSITIONS},\n' in sidecar_path(engine).read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("build", "--target", "sm80", "--shape", f"x:1x1x{WIDTH},1x5x{WIDTH},1x78x{WIDTH}"),
+        ("run", "--shape", f"x:1x78x{WIDTH}"),
+        ("bench", "--at", "seq=78"),
+    ],
+    ids=lambda a: a[0],
+)
+def test_a_shape_outside_them_is_refused_with_dim_and_range(
+    model: Path, arguments: tuple[str, ...], flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *rest = arguments
+    assert flash_trt(command, model, *rest) == EXIT_USAGE
+    told = " ".join(capsys.readouterr().err.split())
+    assert RANGE in told
+    assert "78" in told
+
+
+def test_an_input_outside_them_is_refused_before_it_runs(
+    model: Path, tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "in.npz", x=np.zeros((1, 78, WIDTH), np.float32))
+    assert flash_trt("run", model, "--inputs", tmp_path / "in.npz") == EXIT_USAGE
+    assert RANGE in " ".join(capsys.readouterr().err.split())
+
+
+def test_drawn_inputs_stay_within_them(model: Path, unfused: Path, flash_trt: Command) -> None:
+    drawn = [
+        trial.feeds["x"].shape[1] for choices in plan_runs(InputOptions(), onnx_file.read(unfused)) for trial in choices
+    ]
+    assert max(drawn) == POSITIONS
+    assert flash_trt("compare", model, unfused) == EXIT_OK
+    assert flash_trt("run", model) == EXIT_OK
+
+
+def test_inspect_tells_them(model: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    assert flash_trt("inspect", model) == EXIT_OK
+    assert f"seq 1..{POSITIONS}" in capsys.readouterr().out
