@@ -156,8 +156,8 @@ def _warn_of_range(largest: Mapping[str, float]) -> list[str]:
     where, gives = ("beyond", "gives") if beyond else ("near", "would give")
     return [
         f"Q·Kᵀ of {len(near)} attention(s) comes {where} the {_FLOAT16_MAX:,.0f} that float16 holds: {near[worst]:,.0f}"
-        f" at {worst}. The unfused model {gives} infinity and NaN there; the FlashAttention node keeps scores in float32"
-        " instead. Compare the two files by an export with --dtype fp32, or keep the model in bf16"
+        f" at {worst}. The unfused model {gives} infinity and NaN there; the FlashAttention node keeps scores in"
+        " float32. Compare the two files by an export with --dtype fp32, or keep the model in bf16"
     ]
 
 
