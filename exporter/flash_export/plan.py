@@ -142,15 +142,14 @@ def _dtypes(attention: Attention, region: Region) -> list[ir.DataType]:
 
 def _partitions(attention: Attention) -> Iterator[Heads]:
     """Every split of the scores' outer axes into batch and heads in which K and V miss only the innermost heads."""
-    q_atoms = {id(a) for a in attention.query.data_atoms()}
-    if any(id(a) not in q_atoms for a in leaves(attention.batch)):
+    outer = leaves(attention.batch)
+    if _absent(attention.query, outer):
         raise Refused(
             "query_broadcast",
             "Q is broadcast along a batch or head axis",
             attention.anchor,
             "expand Q before the product",
         )
-    outer = leaves(attention.batch)
     shared = _missing(attention.key, outer) & _missing(attention.value, outer)
     absent = _absent(attention.key, outer) | _absent(attention.value, outer)
     for count in range(len(outer), -1, -1):

@@ -113,13 +113,54 @@ def test_tiled_key_heads_are_not_mistaken_for_groups() -> None:
     np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
 
 
-def test_a_query_that_is_broadcast_over_the_batch_is_refused() -> None:
-    proto = model(
-        PLAIN,
-        inputs="float[1, 4, S, 8] q, float[3, 4, T, 8] k, float[3, 4, T, 8] v",
-        outputs="float[3, 4, S, 8] out",
-    )
-    assert code(proto) == "query_broadcast"
+@pytest.mark.parametrize(
+    ("query", "key", "value", "kv_heads", "expands"),
+    [
+        ("1, 4, S, 8", "3, 4, T, 8", "3, 4, T, 8", 4, 1),
+        ("1, 4, S, 8", "B, 4, T, 8", "B, 4, T, 8", 4, 1),
+        ("4, S, 8", "B, 4, T, 8", "B, 4, T, 8", 4, 1),
+        ("B, 1, S, 8", "B, 4, T, 8", "B, 4, T, 8", 4, 1),
+        ("B, 4, S, 8", "1, 4, T, 8", "1, 4, T, 8", 4, 2),
+        ("B, 4, S, 8", "1, 4, T, 8", "B, 4, T, 8", 4, 1),
+        ("B, 4, S, 8", "B, 4, T, 8", "4, T, 8", 4, 1),
+        ("B, 4, S, 8", "B, 1, T, 8", "B, 4, T, 8", 4, 1),
+        ("B, 4, S, 8", "1, 1, T, 8", "1, 1, T, 8", 1, 2),
+        ("B, 4, S, 8", "B, 1, T, 8", "B, 1, T, 8", 1, 0),
+    ],
+)
+def test_an_operand_that_the_product_broadcasts_is_expanded(
+    query: str, key: str, value: str, kv_heads: int, expands: int
+) -> None:
+    """Queries that are learned and shared by the batch, a memory that all read, heads that only K shares."""
+    batch = "3" if "3" in key else "B"
+    inputs = f"float[{query}] q, float[{key}] k, float[{value}] v"
+    proto = model(PLAIN, inputs=inputs, outputs=f"float[{batch}, 4, S, 8] out")
+    fused, sites = fuse(proto)
+    assert only(sites).status == "fused"
+    assert only(sites).attributes.kv_num_heads == kv_heads  # type: ignore[union-attr]
+    assert [node.op_type for node in fused.graph.node].count("Expand") == expands
+    sizes = {"B": 3, "S": 5, "T": 7}
+    shapes = [[sizes.get(d) or int(d) for d in dims.split(", ")] for dims in (query, key, value)]
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    expected, got = both(proto, fused, arrays)
+    np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
+def test_a_query_that_an_expand_gave_its_batch_needs_no_other() -> None:
+    body = "qe = Expand (q, five)\n" + PLAIN.replace("(q,", "(qe,")
+    constants = graphs.CONSTANTS + ", int64[4] five = {3, 1, 1, 1}"
+    inputs = "float[1, 4, S, 8] q, float[3, 4, T, 8] k, float[3, 4, T, 8] v"
+    fused, sites = fuse(model(body, inputs=inputs, outputs="float[3, 4, S, 8] out", constants=constants))
+    assert only(sites).status == "fused"
+    assert [node.op_type for node in fused.graph.node] == ["Expand", "FlashAttention"]
+
+
+def test_a_query_that_an_einsum_broadcasts_is_refused() -> None:
+    body = PLAIN.replace("MatMul (q, kt)", 'Einsum <equation = "hsd,bhdt->bhst"> (q, kt)')
+    assert "Einsum" in body
+    inputs = "float[4, S, 8] q, float[3, 4, T, 8] k, float[3, 4, T, 8] v"
+    assert code(model(body, inputs=inputs, outputs="float[3, 4, S, 8] out")) == "query_broadcast"
 
 
 def test_scores_in_fp32_between_casts_become_one_fp16_node() -> None:

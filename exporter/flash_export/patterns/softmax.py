@@ -18,6 +18,7 @@ from flash_export.patterns import zeroed
 from flash_export.patterns.contrib_inputs import require_inputs
 from flash_export.patterns.quantized import QUANTIZE_AFTERWARDS, is_quantization, refuse_quantized
 from flash_export.patterns.scores import Expression, Step, read_scores, refuse_replaced
+from flash_export.patterns.spread import spread
 from flash_export.region import Product, Region, follow_tail, is_product, multiply, users
 
 _BELOW = ("Identity", "Dropout", "Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze")
@@ -238,10 +239,12 @@ def _assemble(
             anchor,
             "attention normalises over the keys; this one normalises over something else and stays as it is",
         )
+    query, key = (right, left) if transposed else (query, right)
+    query, key, value = spread(query, key, value, ((first, scores), (second, result)), region)
     return Attention(
         anchor=anchor,
-        query=right if transposed else query,
-        key=left if transposed else right,
+        query=query,
+        key=key,
         value=value,
         batch=leaves(scores.batch),
         rows=leaves(scores.columns if transposed else scores.rows),
