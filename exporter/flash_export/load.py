@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from flash_export.errors import MissingHere, UsageError
 from flash_export.options import Dim, Options
+from flash_export.requirements import pip_install
 from flash_export.save import REPORT
 from flash_export.save_commit import finish_interrupted
 
@@ -186,7 +187,7 @@ def require_torch() -> None:
             where="this Python environment",
             got="no module named torch",
             need="torch 2.10 or newer to read a PyTorch model",
-            do="pip install 'flash-export[torch]', or give an ONNX file",
+            do=f"{pip_install('torch', 'torch', 'onnxscript')}, or give an ONNX file",
         ) from None
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < (2, 10):
@@ -195,7 +196,7 @@ def require_torch() -> None:
             where="this Python environment",
             got=f"torch {torch.__version__}",
             need="torch 2.10 or newer (CVE-2026-24747 is fixed there)",
-            do="pip install 'flash-export[torch]'",
+            do=pip_install("torch", "torch"),
         )
 
 

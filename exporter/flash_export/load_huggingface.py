@@ -15,6 +15,7 @@ from typing import Any
 from flash_export.errors import MissingHere, UnsafeInput, UnsupportedModel, UsageError
 from flash_export.load import Loaded, read_json, require_torch
 from flash_export.options import Dim, InputSpec, Options
+from flash_export.requirements import pip_install
 
 BATCH, SEQ = "batch", "seq"
 _FLOATS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -223,7 +224,7 @@ def _import_transformers() -> Any:
             where="this Python environment",
             got="no module named transformers",
             need="transformers 5 to read a Hugging Face folder",
-            do="pip install 'flash-export[torch]'",
+            do=pip_install("torch", "transformers"),
         ) from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()

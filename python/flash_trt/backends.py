@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from flash_export.errors import MissingHere, UsageError
+from flash_export.requirements import pip_install
 from flash_trt import gpu, rtx_soname
 
 BackendName = Literal["tensorrt", "tensorrt-rtx"]
@@ -131,7 +132,7 @@ def _import(name: BackendName) -> ModuleType:
         where=sys.prefix,
         got=got,
         need=f"the Python package {_MODULES[name]}",
-        do=f"pip install 'flash-export[{extra}]'",
+        do=pip_install(extra),
     )
 
 

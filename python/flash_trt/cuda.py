@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from flash_export.errors import MissingHere
+from flash_export.requirements import pip_install
 
 
 def runtime() -> Any:
@@ -29,7 +30,7 @@ def runtime() -> Any:
             where="import cuda.bindings.runtime",
             got=str(error),
             need="the Python package cuda-python, of CUDA 13",
-            do="pip install 'flash-export[rtx]' or 'flash-export[trt]'",
+            do=pip_install("rtx", "cuda-python"),
         ) from error
     return runtime
 

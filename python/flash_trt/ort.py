@@ -19,6 +19,7 @@ import onnxruntime
 
 from flash_export.errors import MissingHere, UnsupportedModel, UserError
 from flash_export.op import OPERATORS
+from flash_export.requirements import pip_install
 from flash_trt import cpu_operator, gpu
 from flash_trt.onnx_file import OnnxFile
 from flash_trt.runners import fails_on, one_line
@@ -64,7 +65,7 @@ def require_cuda() -> None:
         where=f"onnxruntime {onnxruntime.__version__}",
         got=f"providers {', '.join(providers)}" + ("" if _CUDA not in providers else "; no GPU answers"),
         need=f"{_CUDA} and an NVIDIA GPU",
-        do="pip install 'flash-export[gpu]' on a machine with a GPU, or run on the CPU: --on cpu",
+        do=f"{pip_install('gpu')} on a machine with a GPU, or run on the CPU: --on cpu",
     )
 
 

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from flash_export import runtime, twin
 from flash_export.errors import MissingHere, UnsupportedModel, UsageError
 from flash_export.input_roles import fed_inputs
+from flash_export.requirements import pip_install
 from flash_trt import engine_file, engine_load
 from flash_trt.backends import BackendName
 
@@ -36,7 +37,7 @@ def polygraphy_logger(*, quiet: bool = True) -> Any:
             where="import polygraphy",
             got=str(error),
             need="the Python package polygraphy",
-            do="pip install 'flash-export[rtx]'",
+            do=pip_install("rtx", "polygraphy"),
         ) from error
     if quiet:
         G_LOGGER.module_severity = G_LOGGER.ERROR

@@ -36,7 +36,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     flags = [f"-D{name}={value}" for name, value in settings.items()]
     cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    assert cmake is not None, "cmake is missing: pip install 'flash-export[dev]'"
+    assert cmake is not None, "cmake is missing: pip install cmake"
     for command in ([cmake, "-S", str(HERE), "-B", str(build), *flags], [cmake, "--build", str(build)]):
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -222,7 +222,7 @@ def test_strict_inference_goes_through_the_body_where_the_operator_is_unknown(na
 
 
 def test_tensorrt_takes_every_body_when_no_plugin_is_registered() -> None:
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is not installed: pip install flash-export[rtx]")
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is not installed")
     # Another process: a plugin registered by another test would be taken instead of the body.
     script = Path(__file__).with_name("build_bodies_in_tensorrt.py")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=500)

@@ -16,6 +16,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from flash_export.op import CACHE_OPERATORS, FLOAT_ATTRIBUTES, INT_ATTRIBUTES, OPERATORS, Attributes
+from flash_export.requirements import pip_install
 from flash_trt.plan import plugin_records
 
 CHILD = Path(__file__).with_name("registry_child.py")
@@ -23,7 +24,7 @@ HALF, BF16, FLOAT, INT = TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx") is None,
-    reason="TensorRT for RTX is not installed: pip install 'flash-export[rtx]'",
+    reason=f"TensorRT for RTX is not installed: {pip_install('rtx')}",
 )
 
 OUTPUT_TYPES = {"lse": FLOAT, "kv_lengths_out": INT}

@@ -37,7 +37,7 @@ def test_without_rtx_a_build_ends_with_5_and_names_the_extra(
     without_rtx: None, tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert flash_trt("build", fused(tmp_path / "m.onnx"), "--backend", "tensorrt-rtx") == EXIT_MISSING
-    assert "pip install 'flash-export[rtx]'" in capsys.readouterr().err
+    assert 'pip install "tensorrt-rtx-cu13==' in capsys.readouterr().err
 
 
 def test_with_nothing_installed_auto_names_the_extra_that_needs_no_gpu(without_rtx: None) -> None:

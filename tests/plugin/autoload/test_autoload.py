@@ -18,6 +18,7 @@ import pytest
 from plugin.autoload import lean_runtime
 
 from flash_export.op import OPERATORS
+from flash_export.requirements import pip_install
 
 HERE = Path(__file__).parent
 OURS = len(OPERATORS)
@@ -41,7 +42,7 @@ def tensorrt(request: pytest.FixtureRequest, repo_root: Path) -> Path:
     if request.param == "rtx":
         spec = importlib.util.find_spec("tensorrt_rtx_libs")
         if spec is None or not spec.submodule_search_locations:
-            pytest.skip("TensorRT for RTX is not installed: pip install 'flash-export[rtx]'")
+            pytest.skip(f"TensorRT for RTX is not installed: {pip_install('rtx')}")
         return Path(next(iter(spec.submodule_search_locations))) / "libtensorrt_rtx.so.1"
     return lean_runtime.library(repo_root, request.param)
 
