@@ -49,7 +49,7 @@ def test_with_nothing_installed_auto_names_the_extra_that_needs_no_gpu(without_r
 
 def test_missing_tensorrt_names_its_own_extra(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
-    with pytest.raises(MissingHere, match=r"flash-export\[trt\]"):
+    with pytest.raises(MissingHere, match=r"pip install .tensorrt>=10"):
         backends.select("tensorrt")
 
 
