@@ -4,6 +4,7 @@
 // one.
 #include <NvInferRuntime.h>
 #include <dlfcn.h>
+#include <unwind.h>
 
 #include <cstdint>
 #include <cstdio>
@@ -46,7 +47,30 @@ struct Host {
   std::string name;
   int32_t version;
   void* registry;
+  void const* code;  // where its library lies in memory
 };
+
+// Where the library of an address lies in memory.
+void const* libraryOf(void const* address) {
+  Dl_info info{};
+  return dladdr(address, &info) == 0 ? nullptr : info.dli_fbase;
+}
+
+// Whether this code runs because the host called dlopen: its registry was told to load this library.
+bool openedBy(Host const& host) {
+  struct Search {
+    void const* code;
+    bool found;
+  } search{host.code, false};
+  _Unwind_Backtrace(
+      [](_Unwind_Context* frame, void* data) {
+        Search& s = *static_cast<Search*>(data);
+        s.found |= libraryOf(reinterpret_cast<void const*>(_Unwind_GetIP(frame))) == s.code;
+        return s.found ? _URC_END_OF_STACK : _URC_NO_REASON;
+      },
+      &search);
+  return search.found;
+}
 
 // The TensorRT behind a dlopen handle; its registry is null when it is none.
 Host hostIn(void* library, std::string const& name) {
@@ -55,9 +79,9 @@ Host hostIn(void* library, std::string const& name) {
   auto const version = reinterpret_cast<Version>(dlsym(library, "getInferLibVersion"));
   auto const registry = reinterpret_cast<Registry>(dlsym(library, "getPluginRegistry"));
   if (version == nullptr || registry == nullptr) {
-    return {name, 0, nullptr};
+    return {name, 0, nullptr, nullptr};
   }
-  return {name, version(), registry()};
+  return {name, version(), registry(), libraryOf(reinterpret_cast<void const*>(version))};
 }
 
 template <class Result, class... Arguments>
@@ -89,6 +113,11 @@ void loadInto(Host const& host, std::string const& plugin) {
     say("this TensorRT is not supported", where, "a version whose plugin registry is not known",
         "TensorRT 10.7 to 11, or TensorRT for RTX 1.7 or a later 1.x", "install one of these");
     return;
+  }
+  if (openedBy(host)) {
+    say("the library that loads itself was given to a registry, which answers null for it", where,
+        "load_library of this library", "load_library of " + plugin,
+        "nothing now: the operators are there; give it that library next time");
   }
   if (hasOurs(host.registry, slot)) {
     return;

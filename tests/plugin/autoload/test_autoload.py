@@ -77,16 +77,28 @@ def test_together_with_load_library_the_operators_come_once(
     assert "autoload" not in said.replace(str(autoload), "")
 
 
-def test_the_registry_that_is_asked_to_load_it_neither_hangs_nor_crashes(tensorrt: Path, autoload: Path) -> None:
-    seen, _ = _host(tensorrt, "--", f"load={autoload}")
+def test_the_registry_that_is_asked_to_load_it_gets_the_operators_and_a_message(
+    tensorrt: Path, autoload: Path, plugin: Path
+) -> None:
+    seen, said = _host(tensorrt, "--", f"load={autoload}")
     assert seen["given"] == [False]
     assert seen["added"] == OURS
+    assert "the library that loads itself was given to a registry" in said
+    assert f"need  load_library of {plugin}" in said
 
 
-def test_the_plugin_itself_does_nothing_when_it_is_only_opened(tensorrt: Path, plugin: Path) -> None:
+def test_the_plugin_itself_does_nothing_when_it_is_only_opened_and_says_what_to_open(
+    tensorrt: Path, plugin: Path
+) -> None:
     seen, said = _host(tensorrt, "--", f"open={plugin}")
     assert seen["added"] == 0
-    assert said == ""
+    assert "the plugin library was opened and never used" in said
+    assert "libflash_attention_autoload.so" in said
+
+
+def test_opened_or_loaded_in_other_ways_the_plugin_says_nothing(tensorrt: Path, plugin: Path) -> None:
+    assert _host(tensorrt, "--", f"load={plugin}")[1] == ""
+    assert _host("--", f"open={plugin}")[1] == ""
 
 
 def test_preloaded_it_opens_the_tensorrt_on_the_library_path(autoload: Path, repo_root: Path) -> None:
