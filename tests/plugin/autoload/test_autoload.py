@@ -6,6 +6,7 @@ The registries are NVIDIA's own: TensorRT for RTX as installed, TensorRT 10 and 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 from plugin.autoload import lean_runtime
 
-from flash_export.op import OPERATORS
+from flash_export.op import INT_ATTRIBUTES, OPERATORS, Attributes
 from flash_export.requirements import pip_install
 
 HERE = Path(__file__).parent
@@ -107,6 +108,20 @@ def test_preloaded_it_opens_the_tensorrt_on_the_library_path(autoload: Path, rep
     seen, said = _host(library, "--", LD_PRELOAD=str(autoload), LD_LIBRARY_PATH=str(library.parent))
     assert seen["before"] == plain["before"] + OURS
     assert said == ""
+
+
+def test_tensorrt_11s_own_bindings_load_the_plugin_and_make_every_operator(repo_root: Path, plugin: Path) -> None:
+    attributes = Attributes(q_num_heads=4, kv_num_heads=2, scale=0.25)
+    fields = [[n, "INT" if n in INT_ATTRIBUTES else "FLOAT", v] for n, v in dataclasses.asdict(attributes).items()]
+    command = [sys.executable, str(HERE / "bindings_child.py"), str(lean_runtime.library(repo_root, "11"))]
+    command += [str(lean_runtime.bindings(repo_root)), json.dumps(fields)]
+    environment = {**os.environ, "FLASH_TRT_PLUGIN": str(plugin)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["version"].startswith("11.4")
+    assert seen["operators"] == dict.fromkeys(OPERATORS, "1")
+    assert seen["made"] == {name: [name, "1", "flash_export"] for name in OPERATORS}
 
 
 # --- wrong combinations -----------------------------------------------------------------------------------------------
