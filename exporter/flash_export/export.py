@@ -76,7 +76,7 @@ def export(loaded: Loaded, options: Options, folder: Path) -> Exported:
             need=f"{OPSETS[0]} to {OPSETS[-1]}",
             do=f"leave --opset out for {OPSET}",
         )
-    from flash_export import export_capture, export_lengths, export_tidy, export_torchscript
+    from flash_export import export_capture, export_dims, export_lengths, export_tidy, export_torchscript
 
     notes: list[str] = []
     left_out: dict[str, list[int]] = {}
@@ -85,7 +85,7 @@ def export(loaded: Loaded, options: Options, folder: Path) -> Exported:
         outputs = call.run(call.tensors)
         if loaded.source_kind == "torchscript":
             model = export_torchscript.translate(loaded, opset, folder)
-            ranges = export_capture.ranges_of(loaded)
+            ranges = export_dims.ranges_of(loaded)
         else:
             captured = export_capture.capture(loaded, call)
             ranges, notes, left_out = captured.ranges, captured.notes, captured.left_out
@@ -93,7 +93,7 @@ def export(loaded: Loaded, options: Options, folder: Path) -> Exported:
         names = [argument.name for argument in loaded.arguments] or [str(v.name) for v in model.graph.inputs]
         export_tidy.tidy(model, names, export_capture.output_names(outputs))
     _check_arity(model, call, len(export_capture.tensors_in(outputs)))
-    dims = export_tidy.name_dims(model, export_capture.dims_of(loaded, model, ranges))
+    dims = export_tidy.name_dims(model, export_dims.dims_of(loaded, model, ranges))
     path = folder / "unfused.onnx"
     write(model, path)
     example = {str(v.name): export_capture.to_numpy(t) for v, t in zip(model.graph.inputs, call.tensors, strict=True)}

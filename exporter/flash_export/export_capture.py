@@ -12,15 +12,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx_ir as ir
 import torch
 from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
 from flash_export.errors import UnsupportedModel, UsageError
+from flash_export.export_dims import is_sum
 from flash_export.inputs import MAX_DIM
 from flash_export.load import Loaded
-from flash_export.options import Dim
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,7 +130,7 @@ def capture(loaded: Loaded, call: Call) -> Captured:
     if loaded.program is not None:
         return Captured(loaded.program, {})
     assert loaded.module is not None
-    dims = [dim for a in loaded.arguments for dim in a.dims.values() if not _is_sum(dim)]
+    dims = [dim for a in loaded.arguments for dim in a.dims.values() if not is_sum(dim)]
     ranges = {dim.name: (1 if dim.low is None else dim.low, dim.high) for dim in dims}
     fixed = {dim.name for dim in dims if dim.high is not None}
     notes: list[str] = []
@@ -160,18 +159,12 @@ def capture(loaded: Loaded, call: Call) -> Captured:
     raise _uncapturable(RuntimeError("the ranges of the dynamic dimensions do not settle"), ranges)
 
 
-def ranges_of(loaded: Loaded) -> dict[str, tuple[int, int]]:
-    """Dynamic dimension -> its range as the user gave it."""
-    dims = (dim for a in loaded.arguments for dim in a.dims.values())
-    return {dim.name: (dim.low or 1, dim.high or MAX_DIM) for dim in dims}
-
-
 def _export(loaded: Loaded, ranges: dict[str, tuple[int, int | None]]) -> torch.export.ExportedProgram:
     assert loaded.module is not None
     dims = {name: torch.export.Dim(name, min=low, max=high) for name, (low, high) in ranges.items()}
     named = {
         # torch.export has no name for a sum of two dimensions, and finds the sum itself.
-        a.name: {axis: torch.export.Dim.AUTO if _is_sum(dim) else dims[dim.name] for axis, dim in a.dims.items()}
+        a.name: {axis: torch.export.Dim.AUTO if is_sum(dim) else dims[dim.name] for axis, dim in a.dims.items()}
         for a in loaded.arguments
     }
     shapes = (tuple(named.values()),) if loaded.by_position else named
@@ -179,10 +172,6 @@ def _export(loaded: Loaded, ranges: dict[str, tuple[int, int | None]]) -> torch.
     # At some failures PyTorch prints the whole graph so far.
     with torch.no_grad(), _plain_attention(), contextlib.redirect_stderr(io.StringIO()):
         return torch.export.export(loaded.module, args, kwargs, dynamic_shapes=shapes, strict=False)
-
-
-def _is_sum(dim: Dim) -> bool:
-    return not dim.name.isidentifier()
 
 
 @contextlib.contextmanager
@@ -307,53 +296,6 @@ def _user_frame(text: str) -> str:
     frames = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
     own = [frame for frame in frames if "site-packages" not in frame[0]]
     return "{}:{} in {}".format(*own[-1]) if own else "torch.export"
-
-
-def dims_of(
-    loaded: Loaded, model: ir.Model, ranges: dict[str, tuple[int, int]]
-) -> dict[tuple[int, int], tuple[str, int, int]]:
-    """(graph input, axis) -> (name, smallest, largest) of every dynamic dimension.
-
-    The names are the user's; those of an ExportedProgram, which keeps none, are ``INPUT_dimAXIS``.
-
-    Raises:
-        UnsupportedModel: a dimension that was to be dynamic is a number in the graph.
-    """
-    found: dict[tuple[int, int], tuple[str, int, int]] = {}
-    if loaded.program is None:
-        for index, argument in enumerate(loaded.arguments):
-            for axis, dim in argument.dims.items():
-                _check_dynamic(model.graph.inputs[index], axis, dim.name)
-                if not _is_sum(dim):
-                    found[index, axis] = (dim.name, *ranges[dim.name])
-        return found
-    limits = {str(symbol): bounds for symbol, bounds in loaded.program.range_constraints.items()}
-    names: dict[str, str] = {}
-    for index, value in enumerate(model.graph.inputs):
-        for axis, size in enumerate(value.shape or ()):
-            if isinstance(size, ir.SymbolicDim) and size.value:
-                name = names.setdefault(size.value, f"{value.name}_dim{axis}")
-                found[index, axis] = (name, *_limits(limits.get(size.value)))
-    return found
-
-
-def _limits(bounds: Any) -> tuple[int, int]:
-    if bounds is None:
-        return 1, MAX_DIM
-    low, high = (int(b) if b.is_Integer else None for b in (bounds.lower, bounds.upper))
-    return max(low or 1, 1), min(high or MAX_DIM, MAX_DIM)
-
-
-def _check_dynamic(value: ir.Value, axis: int, name: str) -> None:
-    size = value.shape[axis] if value.shape is not None else None
-    if not isinstance(size, ir.SymbolicDim):
-        raise UnsupportedModel(
-            f"the dimension {name} became a fixed number in the export",
-            where=f"input {value.name}, axis {axis}",
-            got=str(size),
-            need="a dynamic dimension",
-            do=f"give a number in the place of {name} in --input, or take len/shape at run time in forward",
-        )
 
 
 def tensors_in(outputs: Any) -> list[torch.Tensor]:

@@ -237,3 +237,15 @@ def test_the_file_that_a_model_in_memory_maps_its_weights_from_is_not_replaced(t
     with pytest.raises(UsageError, match="would replace"):
         flash_export.rewrite(ir.load(tmp_path / "outside.onnx"), output=tmp_path / "w.data")
     assert (tmp_path / "w.data").read_bytes() == before
+
+
+def test_a_program_in_memory_keeps_the_names_of_its_dimensions_and_a_saved_one_has_none(tmp_path: Path) -> None:
+    program = save_program(tmp_path / "block.pt2")
+    shapes = [
+        flash_export.export(source, check=False).model.graph.inputs[0].shape
+        for source in (program, tmp_path / "block.pt2")
+    ]
+    assert [[str(d) for d in shape] for shape in shapes if shape] == [
+        ["batch", "seq", "24"],
+        ["x_dim0", "x_dim1", "24"],
+    ]

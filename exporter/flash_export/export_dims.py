@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the dynamic dimensions of an exported graph are called, and between which sizes they lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from flash_export.errors import UnsupportedModel
+from flash_export.inputs import MAX_DIM
+from flash_export.load import Loaded
+from flash_export.options import Dim
+
+
+def ranges_of(loaded: Loaded) -> dict[str, tuple[int, int]]:
+    """Dynamic dimension -> its range as the user gave it."""
+    dims = (dim for a in loaded.arguments for dim in a.dims.values())
+    return {dim.name: (dim.low or 1, dim.high or MAX_DIM) for dim in dims}
+
+
+def dims_of(
+    loaded: Loaded, model: ir.Model, ranges: dict[str, tuple[int, int]]
+) -> dict[tuple[int, int], tuple[str, int, int]]:
+    """(graph input, axis) -> (name, smallest, largest) of every dynamic dimension.
+
+    The names are the user's. An ExportedProgram has them while it is in memory; ``torch.export.save`` keeps none, and
+    then they are ``INPUT_dimAXIS``.
+
+    Raises:
+        UnsupportedModel: a dimension that was to be dynamic is a number in the graph.
+    """
+    found: dict[tuple[int, int], tuple[str, int, int]] = {}
+    if loaded.program is None:
+        for index, argument in enumerate(loaded.arguments):
+            for axis, dim in argument.dims.items():
+                _check_dynamic(model.graph.inputs[index], axis, dim.name)
+                if not is_sum(dim):
+                    found[index, axis] = (dim.name, *ranges[dim.name])
+        return found
+    limits = {str(symbol): bounds for symbol, bounds in loaded.program.range_constraints.items()}
+    names = _names_in(loaded.program)
+    for index, value in enumerate(model.graph.inputs):
+        for axis, size in enumerate(value.shape or ()):
+            if isinstance(size, ir.SymbolicDim) and size.value:
+                name = names.setdefault(size.value, f"{value.name}_dim{axis}")
+                found[index, axis] = (name, *_limits(limits.get(size.value)))
+    return found
+
+
+def _names_in(program: torch.export.ExportedProgram) -> dict[str, str]:
+    """Symbol -> the name of the ``torch.export.Dim`` it was made from, where PyTorch still knows it."""
+    values = (node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder")
+    modes = (getattr(value, "fake_mode", None) for value in values)
+    shapes = next((mode.shape_env for mode in modes if mode is not None), None)
+    symbols, same = getattr(shapes, "source_to_var", {}), getattr(shapes, "replacements", {})
+    found: dict[str, str] = {}
+    for source, name in getattr(shapes, "source_name_to_debug_name", {}).items():
+        symbol = symbols.get(source)
+        if symbol is not None and name.isidentifier():
+            found.setdefault(str(same.get(symbol, symbol)), name)
+    return {symbol: name for symbol, name in found.items() if list(found.values()).count(name) == 1}
+
+
+def _limits(bounds: Any) -> tuple[int, int]:
+    if bounds is None:
+        return 1, MAX_DIM
+    low, high = (int(b) if b.is_Integer else None for b in (bounds.lower, bounds.upper))
+    return max(low or 1, 1), min(high or MAX_DIM, MAX_DIM)
+
+
+def _check_dynamic(value: ir.Value, axis: int, name: str) -> None:
+    size = value.shape[axis] if value.shape is not None else None
+    if not isinstance(size, ir.SymbolicDim):
+        raise UnsupportedModel(
+            f"the dimension {name} became a fixed number in the export",
+            where=f"input {value.name}, axis {axis}",
+            got=str(size),
+            need="a dynamic dimension",
+            do=f"give a number in the place of {name} in --input, or take len/shape at run time in forward",
+        )
+
+
+def is_sum(dim: Dim) -> bool:
+    """Whether a dimension is a sum of two, such as ``past + seq``."""
+    return not dim.name.isidentifier()
