@@ -7,7 +7,6 @@ rounding of the float32 run is measured against a float64 run, so that a toleran
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 
 import ml_dtypes
@@ -15,10 +14,9 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common
 
+from flash_export import contrib_twin
 from flash_export.contrib_product import CONTRIB_DOMAIN
-from flash_export.inline import CannotInline, inline
 from flash_export.mapped import mapped
-from flash_export.patterns import PATTERNS
 
 _HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 _FLOATS = _HALVES | {ir.DataType.FLOAT}
@@ -56,12 +54,7 @@ def roundoff(model: ir.Model) -> float:
 
 
 def infer_types(model: ir.Model) -> None:
-    """Every value has its type afterwards, as far as onnx can tell; many exporters write none.
-
-    Functions with attention in them become part of the graph first, as in ``find``: the edge of a site has names there.
-    """
-    with contextlib.suppress(CannotInline):
-        inline(model, PATTERNS)
+    """Every value has its type afterwards, as far as onnx can tell; many exporters write none."""
     if any(value.dtype is None for value in _values(model)):
         onnx_ir.passes.common.ShapeInferencePass(strict_mode=False)(model)
 
@@ -69,10 +62,12 @@ def infer_types(model: ir.Model) -> None:
 def to_float32(model: ir.Model) -> None:
     """Turns every float16 and bfloat16 tensor of ``model`` into float32, in place and lazily.
 
+    Operators that nothing on a CPU computes are written out first (``contrib_twin``).
     The smallest and the largest finite number of a type, which stand for "masked", become those of the new type.
     What the graph computes from constants and shapes alone, such as a scale, keeps its rounding: it is a number that
     the rewrite has read, and rounded to half precision it may be another one by 0.4 %.
     """
+    contrib_twin.write_out(model)
     infer_types(model)
     roundings = _rounded_constants(model)
     _retype(model, _HALVES, ir.DataType.FLOAT)
