@@ -3,11 +3,12 @@
 
     python scripts/kernel_table.py build/native/lib/libflash_attention_door.so [--write docs/kernels.md]
 
-A hot loop is the shortest innermost loop that holds a kernel's multiplications: in Plain kernels the loop over the key
-tiles that no mask touches, in the others the only one. Its tensor-bound ratio is what the tensor cores of an A100 need
-for it (8 clocks for one HMMA.16816 on each quarter of a multiprocessor) over what everything else of that quarter
-needs: one clock an instruction issued, or 8 a MUFU. Above 1 the tensor cores set the pace, and what is above 1 is the
-room for the stalls that no count shows.
+A hot loop is the innermost loop with a kernel's multiplications that has the shortest way round: in Plain and Paged
+kernels the loop over the key tiles that no mask touches, in the others the only one. Counted is that way, which jumps
+over what most tiles do not need (machine_code.py): rescaling, masks, a bias. Its tensor-bound ratio is what the tensor
+cores of an A100 need for it (8 clocks for one HMMA.16816 on each quarter of a multiprocessor) over what everything else
+of that quarter needs: one clock an instruction issued, or 8 a MUFU. Above 1 the tensor cores set the pace, and what is
+above 1 is the room for the stalls that no count shows.
 
 Ends with 0: all gates hold; 1: one does not; 5: cuobjdump or nvdisasm is not here (``pip install nvidia-cuda-cuobjdump
 nvidia-cuda-nvdisasm``, or the CUDA toolkit).
@@ -17,12 +18,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
+import statistics
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 from kernel_resources import (
@@ -39,6 +39,7 @@ from kernel_resources import (
     read_variants,
     variant_of,
 )
+from machine_code import NEEDED, fragment_leads, hot_loop, read_listings
 
 HMMA_CLOCKS = 8
 MUFU_CLOCKS = 8
@@ -70,26 +71,35 @@ RESERVED_SHARED_BYTES = 1 << 10
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Budget:
-    """The most that a hot loop may hold on sm_80, and the least of its ratio."""
+    """The most that a hot loop may take on sm_80, and the least of its ratio and of its shortest lead."""
 
     total: int
     hmma: int = 0
     ldsm: int = 0
     mufu: int = 0
     ratio: float = 0.0
+    lead: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HotLoop:
-    """Instructions of one kernel's hot loop, a warp and an iteration."""
+    """Instructions of one kernel's hot loop, a warp and an iteration.
+
+    Args:
+        counts: of the shortest way round, by opcode.
+        size: how many the loop has in all.
+        leads: instructions between the load of each fragment and its first use.
+    """
 
     variant: Variant
     architecture: str
     counts: Counter[str]
+    size: int = 0
+    leads: tuple[int, ...] = ()
 
     @property
     def total(self) -> int:
-        """All of them: issue slots."""
+        """Of the shortest way round: issue slots."""
         return self.counts.total()
 
     @property
@@ -98,22 +108,20 @@ class HotLoop:
         return HMMA_CLOCKS * self.counts["HMMA"] / max(self.total, MUFU_CLOCKS * self.counts["MUFU"])
 
 
-# The General loops hold what most of their iterations jump over: bias of either dtype, softcap, mask, the division
-# that finds the head of a packed row, and the copies of a paged cache.
 # fmt: off
 BUDGETS = {
-    ("16-bit", 32, "Plain"): Budget(total=540, hmma=64, ldsm=20, mufu=68),
-    ("16-bit", 64, "Plain"): Budget(total=682, hmma=128, ldsm=40, mufu=68, ratio=1.5),
-    ("16-bit", 128, "Plain"): Budget(total=538, hmma=128, ldsm=72, mufu=34, ratio=1.9),
-    ("16-bit", 256, "Plain"): Budget(total=570, hmma=128, ldsm=80, mufu=18),
-    ("16-bit", 32, "Paged"): Budget(total=590, hmma=64, ldsm=20, mufu=68),
-    ("16-bit", 64, "Paged"): Budget(total=780, hmma=128, ldsm=40, mufu=68, ratio=1.3),
-    ("16-bit", 128, "Paged"): Budget(total=660, hmma=128, ldsm=72, mufu=34, ratio=1.55),
-    ("16-bit", 256, "Paged"): Budget(total=680, hmma=128, ldsm=80, mufu=18),
-    ("16-bit", 32, "General"): Budget(total=3120, hmma=32, ldsm=18, mufu=138),
-    ("16-bit", 64, "General"): Budget(total=3280, hmma=64, ldsm=36, mufu=138),
-    ("16-bit", 128, "General"): Budget(total=3520, hmma=128, ldsm=72, mufu=138),
-    ("16-bit", 256, "General"): Budget(total=2350, hmma=128, ldsm=80, mufu=74),
+    ("16-bit", 32, "Plain"): Budget(total=460, hmma=64, ldsm=20, mufu=64, ratio=1.0, lead=5),
+    ("16-bit", 64, "Plain"): Budget(total=565, hmma=128, ldsm=40, mufu=64, ratio=1.8, lead=5),
+    ("16-bit", 128, "Plain"): Budget(total=460, hmma=128, ldsm=72, mufu=32, ratio=2.2, lead=5),
+    ("16-bit", 256, "Plain"): Budget(total=420, hmma=128, ldsm=80, mufu=16, ratio=2.4, lead=5),
+    ("16-bit", 32, "Paged"): Budget(total=500, hmma=64, ldsm=20, mufu=64, ratio=1.0, lead=5),
+    ("16-bit", 64, "Paged"): Budget(total=640, hmma=128, ldsm=40, mufu=64, ratio=1.6, lead=5),
+    ("16-bit", 128, "Paged"): Budget(total=540, hmma=128, ldsm=72, mufu=32, ratio=1.9, lead=5),
+    ("16-bit", 256, "Paged"): Budget(total=495, hmma=128, ldsm=80, mufu=16, ratio=2.0, lead=5),
+    ("16-bit", 32, "General"): Budget(total=405, hmma=32, ldsm=18, mufu=32),
+    ("16-bit", 64, "General"): Budget(total=525, hmma=64, ldsm=36, mufu=32),
+    ("16-bit", 128, "General"): Budget(total=650, hmma=128, ldsm=72, mufu=32),
+    ("16-bit", 256, "General"): Budget(total=580, hmma=128, ldsm=80, mufu=16),
     ("fp32", 32, "General"): Budget(total=70),
     ("fp32", 64, "General"): Budget(total=115),
     ("fp32", 128, "General"): Budget(total=210),
@@ -125,53 +133,6 @@ BUDGETS = {
 def budget_of(variant: Variant) -> Budget | None:
     """The budget for this line of variants.inc; None: it has none yet."""
     return BUDGETS.get(("fp32" if variant[0] == "Float" else "16-bit", variant[1], variant[5]))
-
-
-SECTION = re.compile(r"^\s*\.section\s+\.text\.(\w+),")
-LABEL = re.compile(r"^(\.L_\w+):")
-INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)([^;]*)")
-TARGET = re.compile(r"`\((\.L_\w+)\)")
-
-
-@dataclasses.dataclass(slots=True)
-class Listing:
-    """One function as nvdisasm prints it: (opcode, label it jumps to) in order, and where the labels are."""
-
-    function: str
-    instructions: list[tuple[str, str | None]] = dataclasses.field(default_factory=list)
-    labels: dict[str, int] = dataclasses.field(default_factory=dict)
-
-
-def read_listings(text: str) -> Iterator[Listing]:
-    """The functions of one cubin."""
-    listing = Listing("")
-    for line in text.splitlines():
-        if match := SECTION.match(line):
-            if listing.function:
-                yield listing
-            listing = Listing(match[1])
-        elif match := LABEL.match(line):
-            listing.labels[match[1]] = len(listing.instructions)
-        elif match := INSTRUCTION.match(line):
-            target = TARGET.search(match[2])
-            listing.instructions.append((match[1], target[1] if target else None))
-    if listing.function:
-        yield listing
-
-
-def hot_loop(listing: Listing, opcode: str) -> Counter[str] | None:
-    """Instructions by opcode of the shortest innermost loop that holds ``opcode``; None: no loop does."""
-    code = listing.instructions
-    loops = []
-    for end, (_, target) in enumerate(code):
-        start = listing.labels.get(target or "", end + 1)
-        if start <= end and any(op == opcode for op, _ in code[start : end + 1]):
-            loops.append((start, end))
-    innermost = [a for a in loops if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
-    if not innermost:
-        return None
-    start, end = min(innermost, key=lambda loop: loop[1] - loop[0])
-    return Counter(op for op, _ in code[start : end + 1])
 
 
 def read_hot_loops(library: Path, architectures: list[str]) -> list[HotLoop]:
@@ -189,10 +150,17 @@ def read_hot_loops(library: Path, architectures: list[str]) -> list[HotLoop]:
                 for listing in read_listings(text):
                     if kernel := KERNEL.search(listing.function):
                         variant = variant_of(kernel)
-                        counts = hot_loop(listing, "FFMA" if variant[0] == "Float" else "HMMA")
-                        if counts:
-                            found.append(HotLoop(variant, architecture, counts))
+                        loop = hot_loop(listing, "FFMA" if variant[0] == "Float" else "HMMA", needed_by(variant))
+                        if loop:
+                            counts = Counter(instruction.opcode for instruction in loop.path)
+                            leads = tuple(fragment_leads(loop.path))
+                            found.append(HotLoop(variant, architecture, counts, loop.size, leads))
     return found
+
+
+def needed_by(variant: Variant) -> frozenset[str]:
+    """What no tile of a kernel goes without; a General kernel reads global memory for a bias or a page table alone."""
+    return NEEDED if variant[0] == "Float" else NEEDED - ({"LDG", "FFMA"} if variant[5] == "General" else {"FFMA"})
 
 
 def shared_bytes(variant: Variant) -> int:
@@ -237,6 +205,9 @@ def loop_faults(loop: HotLoop) -> list[str]:
         seen |= {op: (loop.counts[op.upper()], getattr(budget, op)) for op in ("hmma", "ldsm", "mufu")}
     faults = [f"{name(loop.variant)}: {count} {what} in the hot loop; the budget is {limit}"
               for what, (count, limit) in seen.items() if count > limit]  # fmt: skip
+    if loop.leads and min(loop.leads) < budget.lead:
+        faults.append(f"{name(loop.variant)}: a fragment is multiplied {min(loop.leads)} instructions after its load; "
+                      f"the gate is {budget.lead}")  # fmt: skip
     if loop.ratio < budget.ratio:
         faults.append(f"{name(loop.variant)}: tensor-bound ratio {loop.ratio:.2f}; the gate is {budget.ratio}")
     return faults
@@ -252,11 +223,14 @@ its shared memory, the library under 25 MB. No number here is a measured speed.
 
 Instructions a warp and a tile of keys, in the loop that runs most: in Plain kernels the tiles without a mask (all but
 one or two a row of tiles, causal or not), in Paged ones the same of a paged cache, in the others all tiles; in fp32
-kernels, which loop inside a tile, one step of that. *Ratio*: clocks of the tensor cores over those of the busiest other
-unit; above 1 the tensor cores set the pace. The gates are 1.9 for head dim 128 and 1.5 for 64.
+kernels, which loop inside a tile, one step of that. Counted is the shortest way round that leaves out no product and no
+copy: a tile without a mask and a bias, in which no maximum grows so far that its row is rescaled. *In all* is what the
+loop holds. *Ratio*: clocks of the tensor cores over those of the busiest other unit; above 1 the tensor cores
+set the pace. *Lead*: the fewest instructions, and the median, between a fragment's load and the product that takes it.
+The gates of the ratio are 2.2 for head dim 128 and 1.8 for 64, paged 1.9 and 1.6; of the lead 5.
 
-| kernel | queries x keys | warps | shared | instructions | HMMA | LDSM | MUFU | FFMA | ratio |
-|---|---|---|---|---|---|---|---|---|---|
+| kernel | queries x keys | warps | shared | instructions | in all | HMMA | LDSM | MUFU | FFMA | ratio | lead |
+|---|---|---|---|---|---|---|---|---|---|---|---|
 """
 TARGETS_HEAD = """
 ## Registers and occupancy
@@ -274,10 +248,12 @@ def page(loops: list[HotLoop], resources: list[Resources], variants: list[Varian
     text = HEAD
     for v in variants:
         loop = by_variant[v]
-        ratio = f"{loop.ratio:.2f}" if v[0] != "Float" else "-"
+        ratio, lead = "-", "-"
+        if v[0] != "Float":
+            ratio, lead = f"{loop.ratio:.2f}", f"{min(loop.leads)}, {statistics.median(loop.leads):.0f}"
         counts = " | ".join(str(loop.counts[op]) for op in ("HMMA", "LDSM", "MUFU", "FFMA"))
-        text += (f"| {name(v)} | {v[2]} x {v[3]} | {v[4]} | {shared_bytes(v) >> 10} KB | {loop.total} | {counts} |"
-                 f" {ratio} |\n")  # fmt: skip
+        text += (f"| {name(v)} | {v[2]} x {v[3]} | {v[4]} | {shared_bytes(v) >> 10} KB | {loop.total} | {loop.size} |"
+                 f" {counts} | {ratio} | {lead} |\n")  # fmt: skip
     architectures = [a for a in MULTIPROCESSORS if any(r.architecture == a for r in resources)]
     by_place = {(r.variant, r.architecture): r for r in resources}
     text += (

@@ -9,6 +9,7 @@
 //   sharedBase()                     address of the block's dynamic shared memory, aligned to 1024
 //   syncThreads() syncWarp()         barriers that order shared memory
 //   shuffleXor(v, mask)              the value of lane ^ mask; shuffle(v, lane): that of `lane`
+//   anyLane(b)                       whether b holds in any lane of the warp
 //   ldmatrix(r, a)                   four 8x8 matrices of 16-bit elements; lane i gives the address of row i
 //   % 8 of ldmatrixTransposed(r, a)         matrix i / 8 mma<T>(d, a, b0, b1)             d[16x8] += a[16x16]
 //   . b[16x8], T 16-bit, fp32 accumulators copyAsync(dst, src, bytes)       16 bytes global -> shared: the

@@ -31,6 +31,8 @@ FLASH_DEVICE float shuffle(float value, int source_lane) {
   return __shfl_sync(0xffffffffu, value, source_lane);
 }
 
+FLASH_DEVICE bool anyLane(bool b) { return __any_sync(0xffffffffu, b); }
+
 FLASH_DEVICE void ldmatrix(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

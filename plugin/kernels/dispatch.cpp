@@ -131,6 +131,7 @@ ForwardParams resolve(FlashAttentionArgs const& a) {
   p.window_right = a.window_right;
   p.scale = a.scale;
   p.scale_log2 = a.scale * kLog2E;
+  p.lazy_growth = kLazyGrowth / p.scale_log2;
   p.softcap = a.softcap;
   p.bias = a.bias;
   p.bias_is_float = a.bias_dtype == kFlashFloat32;

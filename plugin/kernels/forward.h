@@ -15,8 +15,8 @@
 
 #include "products.h"
 #include "sequences.h"
-#include "softmax.h"
 #include "tile_io.h"
+#include "tile_softmax.h"
 #include "variants.h"
 
 namespace flash_export::kernels {
@@ -44,9 +44,9 @@ struct Forward {
   };
 
   struct State {
+    PagesAhead<Shape, kTileKv> ahead;  // Paged kernels: of the tile whose keys were copied last
     typename Products::Output out;
-    float row_max[kFragmentsQ][2],
-        row_sum[kFragmentsQ][2];  // of this lane's columns until finish() joins a quad
+    RowState rows[kFragmentsQ][2];  // sums of this lane's columns until endOf() joins a quad
   };
 
   static FLASH_DEVICE void run(ForwardParams const& p) {
@@ -61,7 +61,11 @@ struct Forward {
     if (tiles.begin < tiles.end) {
       loadTile<Shape, kTileQ, kPlain>(shared + Shape::kQueryOffset, work.query, work.row0, work.row_end,
                                       p.head_dim, p.vector_copies);
-      loadKeys(p, work, tiles.end - 1, false);
+      loadKeys(p, work, state, tiles.end - 1, false);
+      if (kPaged && !tiles.needsMask(tiles.end - 1)) {
+        lookAhead(p, work, state, tiles.end - 1);
+        state.ahead.settle(p.last_page);
+      }
       visit(p, work, state, tiles);
     }
     if (p.splits == 1) {
@@ -144,8 +148,7 @@ struct Forward {
     for (int m = 0; m < kFragmentsQ; ++m) {
       FLASH_UNROLL
       for (int h = 0; h < 2; ++h) {
-        state.row_max[m][h] = kNegativeInfinity;
-        state.row_sum[m][h] = 0.0f;
+        state.rows[m][h].clear();
       }
     }
   }
@@ -154,41 +157,54 @@ struct Forward {
     return kPaged || (!kPlain && p.page_table != nullptr);
   }
 
-  // Each starts the copy of a tile; `whole`, a constant: none of its rows is past kv_length.
-  static FLASH_DEVICE void loadKeys(ForwardParams const& p, Work const& work, int tile, bool whole) {
-    loadKeyTile(p, work, Shape::kKeyOffset, work.key, p.key.batch_stride, tile * kTileKv, p.head_dim, whole);
+  static FLASH_DEVICE PagedRows<Element> inPages(ForwardParams const& p, Work const& work,
+                                                 KeyRows<Element> const& rows, int64_t page_stride) {
+    return {rows.first,
+            uint32_t(rows.row_stride * int64_t(sizeof(Element))),
+            uint32_t(page_stride * int64_t(sizeof(Element))),
+            p.page_table + int64_t(work.batch) * p.page_table_stride,
+            p.page_bits,
+            p.last_page};
   }
 
-  static FLASH_DEVICE void loadValues(ForwardParams const& p, Work const& work, int tile, bool whole) {
-    loadKeyTile(p, work, Shape::kValueOffset, work.value, p.value.batch_stride, tile * kTileKv, p.v_head_dim,
+  static FLASH_DEVICE void lookAhead(ForwardParams const& p, Work const& work, State& state, int tile) {
+    state.ahead.look(inPages(p, work, work.key, p.key.batch_stride), tile * kTileKv);
+  }
+
+  // Each starts the copy of a tile; `whole`, a constant: none of its rows is past kv_length. In Paged kernels
+  // the pages of a whole tile have been looked up.
+  static FLASH_DEVICE void loadKeys(ForwardParams const& p, Work const& work, State& state, int tile,
+                                    bool whole) {
+    if (kPaged && whole) state.ahead.settle(p.last_page);
+    loadKeyTile(p, work, state, Shape::kKeyOffset, work.key, p.key.batch_stride, tile * kTileKv, p.head_dim,
                 whole);
   }
 
-  static FLASH_DEVICE void loadKeyTile(ForwardParams const& p, Work const& work, uint32_t offset,
-                                       KeyRows<Element> const& rows, int64_t page_stride, int row0,
-                                       int head_dim, bool whole) {
-    uint32_t const target = ops::sharedBase() + offset;
-    if (paged(p)) {
-      int32_t const* const table = p.page_table + int64_t(work.batch) * p.page_table_stride;
-      loadRows(p, work, target,
-               PagedRows<Element>{rows.first, uint32_t(rows.row_stride * int64_t(sizeof(Element))),
-                                  uint32_t(page_stride * int64_t(sizeof(Element))), table, p.page_bits,
-                                  p.last_page},
-               row0, head_dim, whole);
-    } else {
-      loadRows(p, work, target, rows, row0, head_dim, whole);
-    }
-    ops::copyAsyncCommit();
+  static FLASH_DEVICE void loadValues(ForwardParams const& p, Work const& work, State const& state, int tile,
+                                      bool whole) {
+    loadKeyTile(p, work, state, Shape::kValueOffset, work.value, p.value.batch_stride, tile * kTileKv,
+                p.v_head_dim, whole);
   }
 
-  template <class Rows>
-  static FLASH_DEVICE void loadRows(ForwardParams const& p, Work const& work, uint32_t tile, Rows const& rows,
-                                    int row0, int head_dim, bool whole) {
+  static FLASH_DEVICE void loadKeyTile(ForwardParams const& p, Work const& work, State const& state,
+                                       uint32_t offset, KeyRows<Element> const& rows, int64_t page_stride,
+                                       int row0, int head_dim, bool whole) {
+    uint32_t const target = ops::sharedBase() + offset;
+    int const row_end = work.band.kv_length;
     if (kPlain && whole) {
-      loadWholeTile<Shape, kTileKv>(tile, rows, row0, head_dim);
+      if constexpr (kPaged) {
+        loadWholeTile<Shape, kTileKv>(target, inPages(p, work, rows, page_stride), state.ahead, row0,
+                                      head_dim);
+      } else {
+        loadWholeTile<Shape, kTileKv>(target, rows, row0, head_dim);
+      }
+    } else if (paged(p)) {
+      loadTile<Shape, kTileKv, kPlain>(target, inPages(p, work, rows, page_stride), row0, row_end, head_dim,
+                                       p.vector_copies);
     } else {
-      loadTile<Shape, kTileKv, kPlain>(tile, rows, row0, work.band.kv_length, head_dim, p.vector_copies);
+      loadTile<Shape, kTileKv, kPlain>(target, rows, row0, row_end, head_dim, p.vector_copies);
     }
+    ops::copyAsyncCommit();
   }
 
   static FLASH_DEVICE void step(ForwardParams const& p, Work const& work, State& state, KeyTiles const& tiles,
@@ -196,18 +212,19 @@ struct Forward {
     uint32_t const shared = ops::sharedBase();
     ops::copyAsyncWait<0>();
     ops::syncThreads();  // K(n) is there for all; all are done with V(n+1)
-    loadValues(p, work, tile, !masked);
+    loadValues(p, work, state, tile, !masked);
+    if (kPaged && tile > tiles.begin) lookAhead(p, work, state, tile - 1);
     typename Products::Scores s;
     forEach(s, [](float& score) { score = 0.0f; });
     Products::scores(s, shared + Shape::kQueryOffset, shared + Shape::kKeyOffset);
     if (!Softmax::kRawScores) addScoreTerms(p, work, s, tile * kTileKv);
     if (masked) mask(p, work, s, tile * kTileKv);
-    softmax(Softmax(p), state, s);
+    TileSoftmax<Shape, Softmax>::weigh(Softmax(p), state.rows, s, state.out);
     ops::copyAsyncWait<0>();
     ops::syncThreads();  // V(n) is there for all; all are done with K(n)
     if (tile > tiles.begin) {
       // Only the last tile of all may lack keys, and no step loads that one.
-      loadKeys(p, work, tile - 1, true);
+      loadKeys(p, work, state, tile - 1, true);
     }
     Products::accumulate(state.out, s, shared + Shape::kValueOffset);
   }
@@ -284,50 +301,12 @@ struct Forward {
     }
   }
 
-  // Scores become weights; the state moves to the new maximum.
-  static FLASH_DEVICE void softmax(Softmax const& policy, State& state, typename Products::Scores& s) {
-    FLASH_UNROLL
-    for (int m = 0; m < kFragmentsQ; ++m) {
-      FLASH_UNROLL
-      for (int h = 0; h < 2; ++h) {
-        float new_max = state.row_max[m][h];
-        FLASH_UNROLL
-        for (int n = 0; n < Shape::kFragmentsKv; ++n) {
-          new_max = ops::maximum(new_max, ops::maximum(s[m][n][h * 2], s[m][n][h * 2 + 1]));
-        }
-        // The four lanes of a quad hold one row.
-        new_max = ops::maximum(new_max, ops::shuffleXor(new_max, 1));
-        new_max = ops::maximum(new_max, ops::shuffleXor(new_max, 2));
-        float const against = finiteMaximum(new_max);
-        float const shrink = policy.shrink(state.row_max[m][h], against);
-        float const offset = policy.offset(against);
-        float sum = state.row_sum[m][h] * shrink;
-        FLASH_UNROLL
-        for (int n = 0; n < Shape::kFragmentsKv; ++n) {
-          FLASH_UNROLL
-          for (int e = 0; e < 2; ++e) {
-            float const weight = policy.weight(s[m][n][h * 2 + e], offset);
-            s[m][n][h * 2 + e] = weight;
-            sum += weight;
-          }
-        }
-        state.row_max[m][h] = new_max;
-        state.row_sum[m][h] = sum;
-        FLASH_UNROLL
-        for (int n = 0; n < Shape::kFragmentsOut; ++n) {
-          state.out[m][n][h * 2] *= shrink;
-          state.out[m][n][h * 2 + 1] *= shrink;
-        }
-      }
-    }
-  }
-
   // A whole row's sum and what follows from it; `sink` joins the sum.
   static FLASH_DEVICE RowEnd endOf(ForwardParams const& p, State const& state, int m, int h, float sink) {
-    float sum = state.row_sum[m][h];
+    float sum = state.rows[m][h].sum;
     sum += ops::shuffleXor(sum, 1);
     sum += ops::shuffleXor(sum, 2);
-    return endRow<Softmax>(Softmax(p).natural(state.row_max[m][h]), sum, sink);
+    return endRow<Softmax>(Softmax(p).natural(state.rows[m][h].maximum), sum, sink);
   }
 
   // Divides by the row sums, stages the warp's rows in Q's place and writes them; writes the lse. The last

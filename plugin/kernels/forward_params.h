@@ -8,6 +8,11 @@
 namespace flash_export::kernels {
 
 constexpr float kLog2E = 1.44269504088896341f;
+constexpr float kLn2 = 0.69314718055994531f;
+
+// How far a row's scores may pass the maximum that its weights are taken against, in factors of two of a
+// weight: weights stay below 256, where fp16 and bf16 have their full precision and sums in fp32 have room.
+constexpr float kLazyGrowth = 8.0f;
 
 struct ForwardParams {
   FlashTensor query, key, value, output;
@@ -16,10 +21,11 @@ struct ForwardParams {
   int seqlen_q, seqlen_kv;
   bool vector_copies;  // every row starts and ends on 16 bytes: copies of 16 bytes; else element by element
   int causal, diagonal, window_left, window_right;
-  float scale;       // multiplier of Q.K^T
-  float scale_log2;  // scale * log2(e)
-  float softcap;     // 0 off
-  void const* bias;  // [B, Hq, Sq, Skv] by strides; null: none
+  float scale;        // multiplier of Q.K^T
+  float scale_log2;   // scale * log2(e)
+  float lazy_growth;  // kLazyGrowth in units of Q.K^T; infinite where no finite score gets so far
+  float softcap;      // 0 off
+  void const* bias;   // [B, Hq, Sq, Skv] by strides; null: none
   bool bias_is_float;
   int64_t bias_stride[4];
   int32_t const* kv_lengths;  // null: seqlen_kv everywhere

@@ -20,7 +20,6 @@
 namespace flash_export::kernels {
 
 constexpr float kNegativeInfinity = -__builtin_huge_valf();
-constexpr float kLn2 = 0.69314718055994531f;
 
 // e^x for x <= 88; 0 below -87, where it would be subnormal. Cody-Waite reduction by n ln 2, Taylor to degree
 // 7 on |r| <= ln 2 / 2 (truncation 5e-9, under a tenth of an ulp).
@@ -48,8 +47,10 @@ FLASH_DEVICE float expApprox(float x) { return ops::exp2Approx(x * kLog2E); }
 
 struct FoldedSoftmax {
   static constexpr bool kRawScores = true;
-  float scale, scale_log2;
-  FLASH_DEVICE explicit FoldedSoftmax(ForwardParams const& p) : scale(p.scale), scale_log2(p.scale_log2) {}
+  float scale, scale_log2, growth;
+  FLASH_DEVICE explicit FoldedSoftmax(ForwardParams const& p)
+      : scale(p.scale), scale_log2(p.scale_log2), growth(p.lazy_growth) {}
+  FLASH_DEVICE float limit(float row_max) const { return row_max + growth; }
   FLASH_DEVICE float offset(float row_max) const { return row_max * scale_log2; }
   FLASH_DEVICE float weight(float score, float offset) const {
     return ops::exp2Approx(ops::multiplyAdd(score, scale_log2, -offset));
@@ -64,6 +65,7 @@ struct FoldedSoftmax {
 struct NaturalSoftmax {
   static constexpr bool kRawScores = false;
   FLASH_DEVICE explicit NaturalSoftmax(ForwardParams const&) {}
+  FLASH_DEVICE float limit(float row_max) const { return row_max + kLazyGrowth * kLn2; }
   FLASH_DEVICE float offset(float row_max) const { return row_max; }
   FLASH_DEVICE float weight(float score, float offset) const { return exp(score - offset); }
   FLASH_DEVICE float shrink(float old_max, float new_max) const { return exp(old_max - new_max); }
@@ -80,6 +82,27 @@ struct PreciseSoftmax : NaturalSoftmax {
 
 // -inf - (-inf) is NaN: while a row has seen no key, weights are taken against 0 instead.
 FLASH_DEVICE float finiteMaximum(float row_max) { return row_max == kNegativeInfinity ? 0.0f : row_max; }
+
+// A row so far. Its weights are taken against `maximum`, which is of an earlier tile until a score passes
+// `limit`: most tiles then leave sum and output as they are. What each row does is its own matter, so its
+// bits are too.
+struct RowState {
+  float maximum, limit;  // kNegativeInfinity: no key was seen yet
+  float offset;          // the policy's, of `maximum`
+  float sum;
+
+  FLASH_DEVICE void clear() { *this = {kNegativeInfinity, kNegativeInfinity, 0.0f, 0.0f}; }
+
+  // Takes the weights of all later scores against `tile_maximum` if it is past the limit. Returns what the
+  // output so far must be multiplied by; 1 where nothing moved.
+  template <class Softmax>
+  FLASH_DEVICE float raise(Softmax const& policy, float tile_maximum) {
+    if (!(tile_maximum > limit)) return 1.0f;
+    float const shrink = policy.shrink(maximum, tile_maximum);
+    *this = {tile_maximum, policy.limit(tile_maximum), policy.offset(tile_maximum), sum * shrink};
+    return shrink;
+  }
+};
 
 // What the row's accumulated output is multiplied by, and its log-sum-exp (natural log, the sink included).
 struct RowEnd {

@@ -47,11 +47,41 @@ struct PagedRows {
   int32_t const* table;
   int page_bits;
   uint32_t last_page;
-  FLASH_DEVICE Element* at(int row) const {
-    PagePlace const place = pagePlaceOf(row, page_bits);
-    uint32_t const page = pageOf(ops::loadGlobal(table + place.entry), last_page);
+  FLASH_DEVICE int32_t entryOf(int row) const {
+    return ops::loadGlobal(table + pagePlaceOf(row, page_bits).entry);
+  }
+  FLASH_DEVICE Element* in(uint32_t page, int row) const {
     char* const of_page = reinterpret_cast<char*>(first) + uint64_t(page) * page_bytes;
-    return reinterpret_cast<Element*>(of_page + uint64_t(uint32_t(place.row)) * row_bytes);
+    return reinterpret_cast<Element*>(of_page +
+                                      uint64_t(uint32_t(pagePlaceOf(row, page_bits).row)) * row_bytes);
+  }
+  FLASH_DEVICE Element* at(int row) const { return in(pageOf(entryOf(row), last_page), row); }
+};
+
+// The pages of the rows that a thread copies of one tile. The table is read a product ahead of the first
+// copy, of the keys, and the values' copy finds the numbers here: on its own each would wait for the table.
+template <class Shape, int kRows>
+struct PagesAhead {
+  static constexpr int kRowStep = Shape::kThreads / Shape::kChunks;
+  static constexpr int kCopies = kRows / kRowStep;
+  static_assert(kRows % kRowStep == 0 && (kRowStep & (kRowStep - 1)) == 0, "rowOf adds without a carry");
+  int32_t entries[kCopies];
+  uint32_t pages[kCopies];
+
+  // Of a tile that starts at row0, a multiple of kRows.
+  static FLASH_DEVICE int rowOf(int row0, int copy) {
+    return (row0 + ops::threadIndex() / Shape::kChunks) | (copy * kRowStep);
+  }
+
+  template <class Element>
+  FLASH_DEVICE void look(PagedRows<Element> const& rows, int row0) {
+    FLASH_UNROLL
+    for (int i = 0; i < kCopies; ++i) entries[i] = rows.entryOf(rowOf(row0, i));
+  }
+
+  FLASH_DEVICE void settle(uint32_t last_page) {
+    FLASH_UNROLL
+    for (int i = 0; i < kCopies; ++i) pages[i] = pageOf(entries[i], last_page);
   }
 };
 
@@ -130,18 +160,18 @@ FLASH_DEVICE void loadWholeTile(uint32_t tile, KeyRows<Element> const& rows, int
   }
 }
 
-// The same of a page table's rows, each found by itself.
+// The same of rows in pages that are known.
 template <class Shape, int kRows, class Element>
-FLASH_DEVICE void loadWholeTile(uint32_t tile, PagedRows<Element> const& rows, int row0, int head_dim) {
-  constexpr int kRowStep = Shape::kThreads / Shape::kChunks;
+FLASH_DEVICE void loadWholeTile(uint32_t tile, PagedRows<Element> const& rows,
+                                PagesAhead<Shape, kRows> const& ahead, int row0, int head_dim) {
+  using Ahead = PagesAhead<Shape, kRows>;
   int const chunk = ops::threadIndex() % Shape::kChunks;
   int const first_row = ops::threadIndex() / Shape::kChunks;
   int const bytes = chunk * Shape::kChunkElements < head_dim ? kChunkBytes : 0;
-  FLASH_UNROLL_4
-  for (int i = 0; i < kRows / kRowStep; ++i) {
-    int const row = first_row + i * kRowStep;
-    ops::copyAsync(tile + swizzled(row, chunk, Shape::kChunks),
-                   rows.at(row0 + row) + chunk * Shape::kChunkElements, bytes);
+  FLASH_UNROLL
+  for (int i = 0; i < Ahead::kCopies; ++i) {
+    ops::copyAsync(tile + swizzled(first_row + i * Ahead::kRowStep, chunk, Shape::kChunks),
+                   rows.in(ahead.pages[i], Ahead::rowOf(row0, i)) + chunk * Shape::kChunkElements, bytes);
   }
 }
 

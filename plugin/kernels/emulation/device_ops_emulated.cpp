@@ -20,6 +20,18 @@ float exchange(float value, int source_lane, char const* operation, Site site) {
   return self.result;
 }
 
+bool anyLane(bool b, char const* file, int line) {
+  struct Lane {
+    bool own, any;
+  } self{b, false};
+  emulation::machine().warpWide(self, "vote.any", FLASH_HERE, [](Lane** lanes) {
+    bool any = false;
+    for (int i = 0; i < 32; ++i) any = any || lanes[i]->own;
+    for (int i = 0; i < 32; ++i) lanes[i]->any = any;
+  });
+  return self.any;
+}
+
 namespace {
 
 // The 8 rows of one matrix are read in one go: rows whose 16 bytes lie in the same 4 of 32 banks wait for

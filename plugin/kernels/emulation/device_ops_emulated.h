@@ -36,6 +36,8 @@ inline float shuffle(float value, int source_lane, FLASH_SITE) {
   return exchange(value, source_lane & 31, "shfl", FLASH_HERE);
 }
 
+bool anyLane(bool b, FLASH_SITE);
+
 void loadMatrices(uint32_t (&r)[4], uint32_t address, bool transposed, emulation::Site site);
 inline void ldmatrix(uint32_t (&r)[4], uint32_t address, FLASH_SITE) {
   loadMatrices(r, address, false, FLASH_HERE);

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from plugin.kernels.fault_bench import Fault
 from plugin.kernels.faults_of_caches import FAULTS_OF_CACHES
+from plugin.kernels.faults_of_softmax import FAULTS_OF_SOFTMAX
 
 UNORDERED = "(race|still be reading|in flight|nothing has written)"
 """What a missing barrier is reported as: it depends on who comes first."""
@@ -16,7 +17,7 @@ WAIT_K = "    ops::copyAsyncWait<0>();\n    ops::syncThreads();  // K(n) is ther
 WAIT_V = "    ops::copyAsyncWait<0>();\n    ops::syncThreads();  // V(n) is there"
 REFILL = """    if (tile > tiles.begin) {
       // Only the last tile of all may lack keys, and no step loads that one.
-      loadKeys(p, work, tile - 1, true);
+      loadKeys(p, work, state, tile - 1, true);
     }
 """
 
@@ -62,7 +63,7 @@ FAULTS = [
         name="values_refilled_too_early",
         file="forward.h",
         old=WAIT_K,
-        new="    loadValues(p, work, tile, true);\n" + WAIT_K,
+        new="    loadValues(p, work, state, tile, true);\n" + WAIT_K,
         caught_as=r"cp\.async at tile_io\.h:\d+ overwrites ",
     ),
     Fault(
@@ -100,8 +101,8 @@ FAULTS = [
     Fault(
         name="unpredicated_load_past_a_length",
         file="forward.h",
-        old="rows, row0, work.band.kv_length, head_dim",
-        new="rows, row0, p.seqlen_kv, head_dim",
+        old="int const row_end = work.band.kv_length;",
+        new="int const row_end = p.seqlen_kv;",
         caught_as=r"output \d+ is -?nan",
         cases="D 64 Dv 64 rows-first length",
     ),
@@ -154,47 +155,11 @@ FAULTS = [
         caught_as=r"max error .* > ",
     ),
     Fault(
-        name="output_not_rescaled",
-        file="forward.h",
-        old="state.out[m][n][h * 2 + 1] *= shrink;",
-        new="",
-        caught_as=r"max error .* > ",
-    ),
-    Fault(
         name="half_of_a_row_not_summed",
         file="forward.h",
         old="    sum += ops::shuffleXor(sum, 2);\n",
         new="",
         caught_as=r"max error .* > ",
-    ),
-    Fault(
-        name="row_without_keys_is_nan",
-        file="softmax.h",
-        old="return row_max == kNegativeInfinity ? 0.0f : row_max;",
-        new="return row_max;",
-        caught_as=r"output \d+ is -?nan",
-        cases="D 64 Dv 64 rows-first bottom-right sinks",
-    ),
-    Fault(
-        name="scale_one_percent_off",
-        file="softmax.h",
-        old="scale_log2(p.scale_log2) {}",
-        new="scale_log2(p.scale_log2 * 1.01f) {}",
-        caught_as=r"max error .* > ",
-    ),
-    Fault(
-        name="log2_e_folded_into_a_lowest_bias",
-        file="softmax.h",
-        old="FLASH_DEVICE float weight(float score, float offset) const { return exp(score - offset); }\n"
-        "  FLASH_DEVICE float shrink(float old_max, float new_max) const { return exp(old_max - new_max); }\n"
-        "  FLASH_DEVICE float natural",
-        new="FLASH_DEVICE float weight(float score, float offset) const {\n"
-        "    return ops::exp2Approx(score * kLog2E - offset * kLog2E);\n  }\n"
-        "  FLASH_DEVICE float shrink(float old_max, float new_max) const { return exp(old_max - new_max); }\n"
-        "  FLASH_DEVICE float natural",
-        caught_as=r"output \d+ is -?nan",
-        unit="forward_fp16_general",
-        cases="D 64 Dv 64 rows-first bias lowest-rows fp32",
     ),
     Fault(
         name="heads_of_a_group_taken_round_robin",
@@ -211,21 +176,6 @@ FAULTS = [
         old="return chunks_per_row >= 8 ? uint32_t(row) & 7u : (uint32_t(row) >> 1) & 3u;",
         new="return chunks_per_row >= 8 ? uint32_t(row) & 0u : (uint32_t(row) >> 1) & 3u;",
         caught_as=r"\d+ bank conflicts of ldmatrix",
-    ),
-    Fault(
-        name="shuffle_inside_a_branch",
-        file="forward.h",
-        old="new_max = ops::maximum(new_max, ops::shuffleXor(new_max, 2));",
-        new="if (ops::lane() != 9) new_max = ops::maximum(new_max, ops::shuffleXor(new_max, 2));",
-        caught_as=r"shfl\.xor at forward\.h:\d+ is divergent: others are in shfl\.xor at forward\.h:\d+",
-    ),
-    Fault(
-        name="exponential_of_the_fast_unit_in_fp32",
-        file="softmax.h",
-        old="static FLASH_DEVICE float exp(float x) { return expPrecise(x); }",
-        new="static FLASH_DEVICE float exp(float x) { return ops::exp2Approx(x * 1.4427f); }",
-        caught_as=r"max error .* > ",
-        unit="forward_fp32",
     ),
     Fault(
         name="sink_lost_by_a_split",
@@ -265,8 +215,8 @@ FAULTS = [
     Fault(
         name="first_tile_of_every_split_is_the_last_of_all",
         file="forward.h",
-        old="loadKeys(p, work, tiles.end - 1, false);",
-        new="loadKeys(p, work, all.end - 1, false);",
+        old="loadKeys(p, work, state, tiles.end - 1, false);",
+        new="loadKeys(p, work, state, all.end - 1, false);",
         caught_as=r"(max error .* > |is -?nan)",
         cases=SPLIT,
     ),
@@ -303,5 +253,6 @@ FAULTS = [
         unit="forward_fp16_general",
         cases="bias full splits",
     ),
+    *FAULTS_OF_SOFTMAX,
     *FAULTS_OF_CACHES,
 ]

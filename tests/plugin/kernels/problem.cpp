@@ -90,6 +90,7 @@ std::string Problem::describe() const {
   if (sinks != 0) add("sinks", sinks);
   if (!wants_lse) s += " no-lse";
   if (score_std != 2.5f) add("std", double(score_std));
+  if (growth != 0.0f) add("growth", double(growth));
   if (splits != 0) add("splits", splits);
   return s;
 }
@@ -159,9 +160,26 @@ Tensors::Tensors(Problem const& problem) : mProblem(problem) {
   fill(mQuery, p.heads_q, strength, false);
   fill(mKey, p.heads_kv, 1.0, true);
   fill(mValue, p.heads_kv, 1.0, true);
+  if (p.growth != 0.0f) makeGrow();
   for (int length : p.kv_lengths) mLengths.push_back(length);
   for (int i = 0; i < (p.sinks == 2 ? p.heads_q : p.sinks); ++i) mSinks.push_back(float(normal(random) * 3));
   fillBias();
+}
+
+// The first number of queries and keys carries it.
+void Tensors::makeGrow() {
+  Problem const& p = mProblem;
+  double const step = double(p.growth) * std::log(2.0) / double(p.softmaxScale());
+  for (int b = 0; b < p.batch; ++b) {
+    for (int i = 0; i < p.heads_q * p.rowsOf(b); ++i) {
+      int const row = i % p.rowsOf(b);
+      mQuery.set(b, i / p.rowsOf(b), row, 0, row % 2 == 0 ? 1.0 : 0.5);
+    }
+    for (int i = 0; i < p.heads_kv * p.keysOf(b); ++i) {
+      int const key = i % p.keysOf(b);
+      mKey.set(b, i / p.keysOf(b), key, 0, step * ((p.keysOf(b) - 1) / 32 - key / 32));
+    }
+  }
 }
 
 void Tensors::fillBias() {

@@ -85,6 +85,25 @@ std::vector<Problem> commonProblems(Variant const& v) {
   return all;
 }
 
+// Maxima that grow around the threshold from which on a row is rescaled (kLazyGrowth, of tiles of 32 or 64
+// keys), a little every tile until they pass it together, and that fall.
+std::vector<Problem> growingProblems(Variant const& v) {
+  float const per_tile = 32.0f / float(v.tile_kv);
+  std::vector<Problem> all(4, basicProblem(v));
+  for (Problem& p : all) {
+    p.heads_q = 1;
+    p.seqlen_q = 19;
+    p.seqlen_kv = 4 * v.tile_kv + 5;
+    p.score_std = 0.5f;
+  }
+  all[0].growth = 7.5f * per_tile;
+  all[1].growth = 8.5f * per_tile;
+  all[2].growth = 3.1f * per_tile;
+  all[2].causal = all[2].diagonal = 1;
+  all[3].growth = -40.0f * per_tile;
+  return all;
+}
+
 // Few queries over many keys: packed heads, split keys.
 std::vector<Problem> decodeProblems(Variant const& v) {
   std::vector<Problem> all(6, basicProblem(v));
@@ -304,6 +323,7 @@ int runAll(std::string const& words) {
   for (Variant const& v : kVariants) {
     std::vector<Problem> problems = v.general() ? generalProblems(v) : plainProblems(v);
     std::vector<Problem> shared = commonProblems(v);
+    for (Problem const& growing : growingProblems(v)) shared.push_back(growing);
     for (Problem const& decode : decodeProblems(v)) shared.push_back(decode);
     for (Problem const& packed : packedProblems(v)) shared.push_back(packed);
     if (v.features == Features::kPaged) {

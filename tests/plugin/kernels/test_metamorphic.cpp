@@ -245,6 +245,33 @@ TEST(scores_that_grow_or_fall_from_key_to_key_are_summed_right) {
   }
 }
 
+// A key of the tile that is visited last passes the maximum so far by just less, in even rows, and by just
+// more, in odd rows, than what a row is rescaled from; in some rows it changes nothing.
+TEST(a_row_that_is_rescaled_leaves_its_neighbours_bits) {
+  for (Problem p : onePerPolicy()) {
+    if (p.softcap > 0.0f) continue;
+    p.heads_q = p.heads_kv = 1;
+    Tensors alone(p), among(p);
+    double const threshold = 8.0 * std::log(2.0) / double(p.softmaxScale());
+    for (Tensors* t : {&alone, &among}) {
+      for (int i = 0; i < p.seqlen_kv * p.head_dim; ++i) {
+        t->setKey(0, 0, i / p.head_dim, i % p.head_dim, i == 40 * p.head_dim ? threshold : 0.0);
+      }
+      for (int row = 0; row < p.seqlen_q; ++row) t->setQuery(0, 0, row, 0, 0.98);
+    }
+    for (int row = 1; row < p.seqlen_q; row += 2) among.setQuery(0, 0, row, 0, row % 3 == 0 ? 0.0 : 1.02);
+    mustRun(alone.args());
+    mustRun(among.args());
+    EXPECT(among.judge().empty(), p.describe() << ": " << among.judge());
+    for (int i = 0; i < p.seqlen_q * p.v_head_dim; ++i) {
+      int const row = i / p.v_head_dim, d = i % p.v_head_dim;
+      bool const same = among.output(0, 0, row, d) == alone.output(0, 0, row, d);
+      EXPECT(same || row % 2 == 1, p.describe() << ", row " << row);
+    }
+    EXPECT(among.lse(0, 0, 1) != alone.lse(0, 0, 1), "no neighbour changed");
+  }
+}
+
 TEST(scores_of_ten_thousand_do_not_overflow) {
   for (Problem p : onePerPolicy()) {
     if (p.softcap > 0.0f) continue;

@@ -19,6 +19,7 @@ ForwardParams withScale(float scale) {
   ForwardParams p{};
   p.scale = scale;
   p.scale_log2 = scale * kLog2E;
+  p.lazy_growth = kLazyGrowth / p.scale_log2;
   return p;
 }
 
@@ -27,18 +28,17 @@ ForwardParams withScale(float scale) {
 template <class Softmax>
 RowEnd rowInTiles(std::vector<float> const& scores, float scale, float sink) {
   Softmax const policy(withScale(scale));
-  float row_max = -kInfinity, row_sum = 0.0f;
+  RowState row;
+  row.clear();
   for (size_t first = 0; first < scores.size(); first += 3) {
-    float new_max = row_max;
+    float tile_max = -kInfinity;
     size_t const last = std::min(first + 3, scores.size());
     auto const own = [&](size_t i) { return Softmax::kRawScores ? scores[i] / scale : scores[i]; };
-    for (size_t i = first; i < last; ++i) new_max = std::max(new_max, own(i));
-    float const against = finiteMaximum(new_max);
-    row_sum *= policy.shrink(row_max, against);
-    for (size_t i = first; i < last; ++i) row_sum += policy.weight(own(i), policy.offset(against));
-    row_max = new_max;
+    for (size_t i = first; i < last; ++i) tile_max = std::max(tile_max, own(i));
+    row.raise(policy, tile_max);
+    for (size_t i = first; i < last; ++i) row.sum += policy.weight(own(i), row.offset);
   }
-  return endRow<Softmax>(policy.natural(row_max), row_sum, sink);
+  return endRow<Softmax>(policy.natural(row.maximum), row.sum, sink);
 }
 
 double lseOf(std::vector<float> const& scores, float sink) {
@@ -104,6 +104,61 @@ TEST(a_row_of_the_lowest_number_weighs_all_keys_alike) {
   RowEnd const end = rowInTiles<NaturalSoftmax>({lowest, lowest, lowest, lowest}, 1.0f, -kInfinity);
   EXPECT(end.multiplier == 0.25f, end.multiplier);
   EXPECT(end.lse == lowest);
+}
+
+// Growth in factors of two of a weight; the row was at 3 (natural) before.
+template <class Softmax>
+void expectMove(float scale, double growth, bool moves) {
+  Softmax const policy(withScale(scale));
+  float const unit = Softmax::kRawScores ? scale : 1.0f;
+  float const next = float(3.0 + growth * std::log(2.0)) / unit;
+  RowState row;
+  row.clear();
+  EXPECT(row.raise(policy, 3.0f / unit) == 0.0f, "nothing was there");
+  row.sum = 2.0f;
+  float const shrink = row.raise(policy, next);
+  EXPECT((row.maximum == next) == moves, "growth " << growth << ", scale " << scale);
+  EXPECT(std::fabs(shrink - (moves ? std::exp2(-growth) : 1.0)) < 1e-6, shrink);
+  EXPECT(row.sum == 2.0f * shrink);
+  float const largest = policy.weight(next, row.offset);
+  EXPECT(std::fabs(largest - (moves ? 1.0 : std::exp2(growth))) < 1e-3 * largest, largest);
+}
+
+TEST(a_row_moves_when_its_scores_have_grown_past_the_threshold) {
+  for (float scale : {0.125f, 1e-6f, 3.0f}) {
+    for (double growth : {-20.0, 0.0, 1.0, 7.99}) {
+      expectMove<FoldedSoftmax>(scale, growth, growth == 0.0);
+      expectMove<NaturalSoftmax>(scale, growth, growth == 0.0);
+      expectMove<PreciseSoftmax>(scale, growth, growth == 0.0);
+    }
+    for (double growth : {8.01, 60.0}) {
+      expectMove<FoldedSoftmax>(scale, growth, true);
+      expectMove<NaturalSoftmax>(scale, growth, true);
+      expectMove<PreciseSoftmax>(scale, growth, true);
+    }
+  }
+}
+
+// 8 / scale_log2 is then no finite number, and no score gets so far either.
+TEST(a_scale_near_zero_has_no_limit_and_needs_none) {
+  FoldedSoftmax const policy(withScale(1e-39f));
+  RowState row;
+  row.clear();
+  row.raise(policy, -3e38f);
+  EXPECT(row.maximum == -3e38f && row.limit == kInfinity, row.limit);
+  EXPECT(row.raise(policy, 3e38f) == 1.0f);
+  EXPECT(std::fabs(policy.weight(3e38f, row.offset) - std::exp(0.6f)) < 1e-3,
+         policy.weight(3e38f, row.offset));
+}
+
+TEST(an_infinite_score_and_nan_stay_what_they_are) {
+  NaturalSoftmax const policy(withScale(1.0f));
+  RowState row;
+  row.clear();
+  EXPECT(row.raise(policy, kNan) == 1.0f && row.maximum == -kInfinity && row.offset == 0.0f);
+  row.raise(policy, kInfinity);
+  EXPECT(row.maximum == kInfinity && std::isnan(policy.weight(kInfinity, row.offset)));
+  EXPECT(row.raise(policy, kInfinity) == 1.0f);
 }
 
 TEST(an_unchanged_maximum_shrinks_by_exactly_one) {

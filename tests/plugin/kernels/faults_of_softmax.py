@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One-line faults of the softmax: scales, maxima, and when a row is rescaled."""
+
+from __future__ import annotations
+
+from plugin.kernels.fault_bench import Fault
+
+GROWING = "D 64 Dv 64 rows-first std 0.5 growth 4.25"
+"""Every tile of 64 keys passes the maximum so far by 2^8.5 in every other row."""
+
+FAULTS_OF_SOFTMAX = [
+    Fault(
+        name="output_not_rescaled",
+        file="tile_softmax.h",
+        old="out[m][n][h * 2 + 1] *= shrink;",
+        new="",
+        caught_as=r"max error .* > ",
+        cases=GROWING,
+    ),
+    Fault(
+        name="row_without_keys_is_nan",
+        file="softmax.h",
+        old="{kNegativeInfinity, kNegativeInfinity, 0.0f, 0.0f}",
+        new="{kNegativeInfinity, kNegativeInfinity, kNegativeInfinity, 0.0f}",
+        caught_as=r"output \d+ is -?nan",
+        cases="D 64 Dv 64 rows-first bottom-right sinks",
+    ),
+    Fault(
+        name="scale_one_percent_off",
+        file="softmax.h",
+        old="scale_log2(p.scale_log2), growth",
+        new="scale_log2(p.scale_log2 * 1.01f), growth",
+        caught_as=r"max error .* > ",
+    ),
+    Fault(
+        name="log2_e_folded_into_a_lowest_bias",
+        file="softmax.h",
+        old="FLASH_DEVICE float weight(float score, float offset) const { return exp(score - offset); }\n"
+        "  FLASH_DEVICE float shrink(float old_max, float new_max) const { return exp(old_max - new_max); }\n"
+        "  FLASH_DEVICE float natural",
+        new="FLASH_DEVICE float weight(float score, float offset) const {\n"
+        "    return ops::exp2Approx(score * kLog2E - offset * kLog2E);\n  }\n"
+        "  FLASH_DEVICE float shrink(float old_max, float new_max) const { return exp(old_max - new_max); }\n"
+        "  FLASH_DEVICE float natural",
+        caught_as=r"output \d+ is -?nan",
+        unit="forward_fp16_general",
+        cases="D 64 Dv 64 rows-first bias lowest-rows fp32",
+    ),
+    Fault(
+        name="shuffle_inside_a_branch",
+        file="tile_softmax.h",
+        old="largest = ops::maximum(largest, ops::shuffleXor(largest, 2));",
+        new="if (ops::lane() != 9) largest = ops::maximum(largest, ops::shuffleXor(largest, 2));",
+        caught_as=r"shfl\.xor at tile_softmax\.h:\d+ is divergent: others are in shfl\.xor at tile_softmax\.h:\d+",
+    ),
+    Fault(
+        name="exponential_of_the_fast_unit_in_fp32",
+        file="softmax.h",
+        old="static FLASH_DEVICE float exp(float x) { return expPrecise(x); }",
+        new="static FLASH_DEVICE float exp(float x) { return ops::exp2Approx(x * 1.4427f); }",
+        caught_as=r"max error .* > ",
+        unit="forward_fp32",
+    ),
+    Fault(
+        name="combined_row_without_keys_is_nan",
+        file="softmax.h",
+        old="return row_max == kNegativeInfinity ? 0.0f : row_max;",
+        new="return row_max;",
+        caught_as=r"output \d+ is -?nan",
+        unit="combine",
+        cases="bias hidden-rows splits",
+    ),
+    Fault(
+        name="rows_hardly_ever_rescaled",
+        file="forward_params.h",
+        old="constexpr float kLazyGrowth = 8.0f;",
+        new="constexpr float kLazyGrowth = 80.0f;",
+        caught_as=r"output \d+ is -?(nan|inf)",
+        unit="forward_fp16_general",
+        cases="softcap 1000 std 0.5 growth 4.25",
+    ),
+    Fault(
+        name="growth_not_in_the_units_of_the_scores",
+        file="softmax.h",
+        old="return row_max + growth; }",
+        new="return row_max + growth * 16.0f; }",
+        caught_as=r"output \d+ is -?(nan|inf)",
+        cases=GROWING,
+    ),
+    Fault(
+        name="weights_against_the_old_maximum",
+        file="softmax.h",
+        old="policy.offset(tile_maximum), sum * shrink}",
+        new="offset, sum * shrink}",
+        caught_as=r"(max error .* > |is -?(nan|inf))",
+        cases=GROWING,
+    ),
+    Fault(
+        name="sum_not_rescaled",
+        file="softmax.h",
+        old="sum * shrink};",
+        new="sum};",
+        caught_as=r"max error .* > ",
+        cases=GROWING,
+    ),
+    Fault(
+        name="lanes_rescale_on_their_own",
+        file="tile_softmax.h",
+        old="if (ops::anyLane(past_limit)) rescale",
+        new="if (past_limit) rescale",
+        caught_as=r"(is divergent: others are in|deadlock)",
+        cases=GROWING,
+    ),
+    Fault(
+        name="maximum_of_half_a_row",
+        file="tile_softmax.h",
+        old="        largest = ops::maximum(largest, ops::shuffleXor(largest, 1));\n",
+        new="",
+        caught_as=r"(max error .* > |is -?(nan|inf)|lse of row)",
+        cases=GROWING,
+    ),
+]
