@@ -1,28 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
 // exp and tanh of vectors, to a few units in the last place.
 #pragma once
+#if defined(__AVX512DQ__)
+#include <immintrin.h>
+#endif
+
 #include "simd.h"
 
 namespace flash_export::cpu {
 namespace {
 
-// e^x for x <= 88, to 3 units in the last place above -8 (8 without fused products), where a softmax's weight
-// is; 1 for 0, exactly 0 from -88.03 down (so for -inf too), NaN for NaN.
+// e^x for x <= 88, to 3 + 1.25 |x| units in the last place where the result is a normal number: below a
+// softmax's largest weight, 1, no error is above 3 * 2^-24. At most 2^-126 where it is none, 0 for -inf, 1
+// for 0, NaN for NaN. The products need the same units of the processor as this, so every operation counts.
 FLASH_INLINE Floats expOf(Floats x) {
-  constexpr float kLog2E = 1.44269504f;
-  // Adding it leaves round(x) + 127 in the low bits: the exponent field of 2^round(x).
+  Floats t = x * 1.44269504f;  // e^x = 2^t
+#if defined(__AVX512DQ__)
+  __asm__("" : "+v"(t));  // or x * log2(e) might be fused into t - f below, which must be a whole number
+  // t less the nearest integer; 0 for -inf.
+  Floats const f = _mm512_reduce_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+  // Adding it leaves round(t) + 127 in the low bits: the exponent field of 2^round(t).
   constexpr float kRound = 12582912.0f + 127.0f;
-  x = larger(splat(-88.0297f), x);
-  Floats const rounded = x * kLog2E + kRound;
-  Floats const f = x * kLog2E - (rounded - kRound);  // -0.5 to 0.5
-  // 2^f, fitted to a relative error of 1e-9; in pairs, whose latencies overlap.
+  t = larger(splat(-127.0f), t);
+  Floats const rounded = t + kRound;
+  Floats const f = t - (rounded - kRound);  // -0.5 to 0.5
+#endif
+  // 2^f, fitted to a relative error of 1e-7; in pairs, whose latencies overlap.
   Floats const f2 = f * f;
-  Floats const low = f * 0x1.62e430p-1f + 1.0f;
-  Floats const middle = f * 0x1.c6aee8p-5f + 0x1.ebfbdcp-3f;
-  Floats const high = f2 * 0x1.41fbbcp-13f + (f * 0x1.5f3e54p-10f + 0x1.3b2d4cp-7f);
+  Floats const low = f * 0x1.62e42ap-1f + 1.0f;
+  Floats const middle = f * 0x1.c6b752p-5f + 0x1.ebf9bcp-3f;
+  Floats const high = f * 0x1.5bba14p-10f + 0x1.3cea88p-7f;
   Floats const power = f2 * (f2 * high + middle) + low;
+#if defined(__AVX512DQ__)
+  return _mm512_scalef_ps(power, t - f);
+#else
   // A product, not an addition to the exponent's bits: a NaN must stay one.
   return power * floatsOf(bitsOf(rounded) << 23);
+#endif
 }
 
 FLASH_INLINE float expOf(float x) { return expOf(splat(x))[0]; }

@@ -193,15 +193,15 @@ FLASH_INLINE void accumulate(Strip const& strip, float const* value, int64_t str
   int d = 0;
   for (; d + kRows <= v_head_dim; d += kRows) {
     addValues<kRows, kVectors>(value + d, stride, probs, keys, strip.untouched, shrink,
-                               strip.output + d * kWidth);
+                               strip.output + d * int64_t{kWidth});
   }
   for (; d + 4 <= v_head_dim; d += 4) {
     addValues<4, kVectors>(value + d, stride, probs, keys, strip.untouched, shrink,
-                           strip.output + d * kWidth);
+                           strip.output + d * int64_t{kWidth});
   }
   for (; d < v_head_dim; ++d) {
     addValues<1, kVectors>(value + d, stride, probs, keys, strip.untouched, shrink,
-                           strip.output + d * kWidth);
+                           strip.output + d * int64_t{kWidth});
   }
 }
 

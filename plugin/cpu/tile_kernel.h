@@ -107,8 +107,8 @@ FLASH_INLINE void beginStrip(RowProblem const& problem, Strip& strip) {
   }
 }
 
-// In a tile, a key that a row does not see takes part as 0 times its value, which is NaN where the value is
-// no finite number. A slice has the row's own keys alone.
+// For a row whose output is no finite number. In a tile, a key that the row does not see takes part as 0
+// times its value, which is NaN where the value is no finite number. A slice has the row's own keys alone.
 template <class Element>
 void attendAlone(RowProblem const& problem, Row const& row, Scratch const& scratch) {
   runSlice<Element>(problem, &row, 1, row.first, row.last, scratch.partial, scratch.slice);
@@ -208,13 +208,17 @@ FLASH_INLINE FloatRows floatRows(Element const* start, int64_t stride, int rows,
   return {room, dims};
 }
 
-// One strip against the keys first <= j < last of a tile; `key` and `value` are those of key `first`.
-template <int kVectors>
+// One strip against the keys first <= j < last of a tile; `key` and `value` are those of key `first`. kDim:
+// both head dims, where they are known when this is compiled; 0: they are not.
+template <int kVectors, int kDim>
 void stripTile(RowProblem const& problem, Strip& strip, int first, int last, FloatRows key, FloatRows value,
                Scratch const& scratch) {
   constexpr int kWidth = kVectors * kLanes;
   alignas(64) float row_max[kWidth];
   alignas(64) float shrink[kWidth];
+  int const head_dim = kDim != 0 ? kDim : problem.head_dim;
+  int const v_head_dim = kDim != 0 ? kDim : problem.v_head_dim;
+  if constexpr (kDim != 0) key.stride = value.stride = kDim;
   int const keys = last - first;
   bool const masked = first < strip.full_first || last > strip.full_last;
   bool const biased = strip.rows[0].bias != nullptr;
@@ -222,18 +226,31 @@ void stripTile(RowProblem const& problem, Strip& strip, int first, int last, Flo
   // The keys before `clean` are as they should be once scored; the others' raw scores count for no maximum.
   bool const all = biased || problem.softcap > 0.0f || first < strip.full_first;
   int const clean = all ? 0 : smallerOf(keys, largerOf(0, strip.full_last - first));
-  score<kVectors>(strip, key, problem.head_dim, 0, clean, scratch.scores, row_max);
+  score<kVectors>(strip, key, head_dim, 0, clean, scratch.scores, row_max);
   if (clean < keys) {
     alignas(64) float unused[kWidth] = {};
-    score<kVectors>(strip, key, problem.head_dim, clean, keys, scratch.scores, unused);
+    score<kVectors>(strip, key, head_dim, clean, keys, scratch.scores, unused);
     if (biased) gatherAnyBias(problem, strip, first, keys, scratch.bias);
     adjust<kVectors>(strip, problem.softcap, biased ? scratch.bias : nullptr, masked, first, clean, keys,
                      scratch.scores, row_max);
   }
   exponentiate<kVectors>(strip, row_max, keys, scratch.scores, shrink);
-  accumulate<kVectors>(strip, value.start, value.stride, problem.v_head_dim, keys, scratch.scores, shrink);
+  accumulate<kVectors>(strip, value.start, value.stride, v_head_dim, keys, scratch.scores, shrink);
   strip.untouched = false;
   strip.hides |= masked || biased;
+}
+
+// The same for any width; kDim counts for the widest.
+template <int kDim>
+FLASH_INLINE void anyStripTile(RowProblem const& problem, Strip& strip, int first, int last, FloatRows key,
+                               FloatRows value, Scratch const& scratch) {
+  if (strip.vectors == kMaxVectors) {
+    stripTile<kMaxVectors, kDim>(problem, strip, first, last, key, value, scratch);
+  } else if (strip.vectors == 2) {
+    stripTile<2, 0>(problem, strip, first, last, key, value, scratch);
+  } else {
+    stripTile<1, 0>(problem, strip, first, last, key, value, scratch);
+  }
 }
 
 // Cuts rows into strips, as wide as they come: a strip of one vector runs at a third of the speed of three.
@@ -280,12 +297,12 @@ void runTile(RowProblem const& problem, Row const* rows, int32_t count, float* r
       if (from >= to) continue;
       FloatRows const ks{k.start + (from - key0) * k.stride, k.stride};
       FloatRows const vs{v.start + (from - key0) * v.stride, v.stride};
-      if (strip.vectors == kMaxVectors) {
-        stripTile<kMaxVectors>(problem, strip, from, to, ks, vs, scratch);
-      } else if (strip.vectors == 2) {
-        stripTile<2>(problem, strip, from, to, ks, vs, scratch);
+      if (problem.head_dim == 64 && problem.v_head_dim == 64) {
+        anyStripTile<64>(problem, strip, from, to, ks, vs, scratch);
+      } else if (problem.head_dim == 128 && problem.v_head_dim == 128) {
+        anyStripTile<128>(problem, strip, from, to, ks, vs, scratch);
       } else {
-        stripTile<1>(problem, strip, from, to, ks, vs, scratch);
+        anyStripTile<0>(problem, strip, from, to, ks, vs, scratch);
       }
     }
   }
