@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from flash_export.errors import MissingHere
+from flash_export.errors import MissingHere, UsageError
 from flash_export.save import check_output, refuse_to_replace
 
 
@@ -22,10 +22,20 @@ def check_outputs(written: Iterable[Path | None], read: Iterable[Path]) -> None:
         read: the models, with what they keep outside.
 
     Raises:
-        UsageError: an output is a file that is read, a folder or a device, or its folder cannot be written to.
+        UsageError: an output is a file that is read, another output, a folder or a device, or its folder cannot be
+            written to.
     """
     wanted = [path for path in written if path is not None]
     refuse_to_replace(read, wanted)
+    resolved = [path.resolve() for path in wanted]
+    if twice := [path for path, place in zip(wanted, resolved, strict=True) if resolved.count(place) > 1]:
+        raise UsageError(
+            "two outputs would be one file",
+            where=str(twice[0]),
+            got=" and ".join(map(str, twice)),
+            need="a path of its own for each output",
+            do="give one of them another name",
+        )
     for path in wanted:
         check_output(path)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from python.attention_models import fused
+from python.attention_models import fused, unfused
 
 from flash_export.errors import EXIT_USAGE, MissingHere
 from flash_trt import output
@@ -23,6 +23,21 @@ def test_the_new_content_replaces_the_old(tmp_path: Path) -> None:
     write_atomically(path, b"new")
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"), [("compare", ("--json", "--html")), ("bench", ("--json", "--plot"))], ids=["compare", "bench"]
+)
+def test_two_outputs_of_one_name_are_refused_before_anything_runs(
+    command: str, flags: tuple[str, str], tmp_path: Path, flash_trt: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    models = fused(tmp_path / "f.onnx"), unfused(tmp_path / "u.onnx")
+    (tmp_path / "deep").mkdir()
+    same = tmp_path / "deep" / ".." / "out"
+    assert flash_trt(command, *models, flags[0], tmp_path / "out", flags[1], same) == EXIT_USAGE
+    assert "two outputs would be one file" in capsys.readouterr().err
+    assert not same.exists()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
