@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import platform
 import tempfile
@@ -95,6 +96,23 @@ class Setting:
         """How many times as fast as the last contender, the baseline."""
         return self.timings[-1].median_ms / timing.median_ms
 
+    def speedup_range(self, timing: Timing) -> tuple[float, float]:
+        """Between what the speedup lies, 95 times of 100.
+
+        Contenders take turns, so each round has a ratio of its own; this is the interval of the ratios' median by the
+        sign test (Conover, Practical Nonparametric Statistics, section 3.2), which asks nothing of their distribution.
+        """
+        ratios = sorted(b / t for b, t in zip(self.timings[-1].seconds, timing.seconds, strict=True))
+        reach = 0.98 * len(ratios) ** 0.5
+        low = max(math.floor(len(ratios) / 2 - reach), 0)
+        high = min(math.ceil(len(ratios) / 2 + reach), len(ratios) - 1)
+        return ratios[low], ratios[high]
+
+    def is_told(self, timing: Timing) -> bool:
+        """Whether the rounds tell this contender from the baseline: 1 is outside the speedup's range."""
+        low, high = self.speedup_range(timing)
+        return not low <= 1 <= high
+
     def per_second(self, timing: Timing) -> float:
         """Items of the batch a second."""
         return self.batch / timing.median_ms * 1e3
@@ -126,11 +144,23 @@ def bench(options: BenchOptions, talk: Talk) -> list[Setting]:
                 timings = _time(contenders, feeds, options.seconds, talk)
             batch = next((array.shape[0] for array in feeds.values() if array.ndim), 1)
             measured.append(Setting(sizes, batch, tuple(timings)))
+            _warn_of_noise(measured[-1], talk)
     if options.json:
         write_atomically(options.json, json.dumps(as_json(measured), indent=2).encode() + b"\n")
     if options.plot:
         write_atomically(options.plot, bench_plot.draw(_bars(measured)).encode())
     return measured
+
+
+def _warn_of_noise(setting: Setting, talk: Talk) -> None:
+    for timing in setting.timings[:-1]:
+        if not setting.is_told(timing):
+            low, high = setting.speedup_range(timing)
+            talk.warn(
+                f"{setting.name}: too noisy to tell {timing.model.name} ({timing.implementation}) from "
+                f"{setting.timings[-1].model.name}: a speedup of {low:.2f} to {high:.2f} in {len(timing.seconds)} "
+                "rounds; more --seconds, or a quieter machine"
+            )
 
 
 def _model_to_draw_from(options: BenchOptions, files: Mapping[Path, OnnxFile]) -> ir.Model:
@@ -261,6 +291,8 @@ def as_json(settings: Sequence[Setting]) -> dict[str, Any]:
                         **{f"p{percent}_ms": timing.percentile_ms(percent) for percent in _PERCENTILES},
                         "per_second": setting.per_second(timing),
                         "speedup": setting.speedup(timing),
+                        "speedup_range": setting.speedup_range(timing),
+                        "told_apart": setting.is_told(timing),
                     }
                     for timing in setting.timings
                 ],

@@ -17,7 +17,7 @@ from flash_export.talk import Talk, plain, printable
 from flash_trt import __version__, environment, inspect_file
 from flash_trt.attention import WORDS
 from flash_trt.backends import BackendChoice
-from flash_trt.bench import BenchOptions, Setting
+from flash_trt.bench import BenchOptions, Setting, Timing
 from flash_trt.bench import bench as bench_step
 from flash_trt.build import BuildOptions, sidecar_path
 from flash_trt.build import build as build_step
@@ -288,9 +288,18 @@ def _bench_table(setting: Setting) -> Table:
             plain(timing.implementation),
             *figures,
             f"{setting.per_second(timing):.1f}",
-            f"{setting.speedup(timing):.2f}",
+            _spell_speedup(setting, timing),
         )
     return table
+
+
+def _spell_speedup(setting: Setting, timing: Timing) -> str:
+    """``1.31 (1.27 to 1.36)``; of the baseline 1."""
+    if timing is setting.timings[-1]:
+        return "1"
+    low, high = setting.speedup_range(timing)
+    told = f"{setting.speedup(timing):.2f} ({low:.2f} to {high:.2f})"
+    return told if setting.is_told(timing) else f"not told: {told}"
 
 
 @app.command()

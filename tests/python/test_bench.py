@@ -13,6 +13,7 @@ from python.attention_models import fused, unfused
 
 from flash_export.errors import EXIT_OK, EXIT_USAGE
 from flash_export.talk import Talk
+from flash_trt import bench as bench_module
 from flash_trt import bench_plot, ort
 from flash_trt.bench import BenchOptions, Setting, Timing, bench
 
@@ -57,6 +58,38 @@ def test_speedup_and_throughput_are_those_of_the_medians() -> None:
     assert setting.speedup(fast) == pytest.approx(3)
     assert setting.speedup(slow) == 1
     assert setting.per_second(fast) == pytest.approx(200)
+
+
+def _setting(*rounds: tuple[float, ...]) -> Setting:
+    return Setting({}, 1, tuple(Timing(Path(f"m{i}"), "x", seconds) for i, seconds in enumerate(rounds)))
+
+
+def test_a_speedup_is_told_only_where_the_rounds_agree_on_it() -> None:
+    base = tuple(1.0 + 0.5 * (i % 3) for i in range(40))  # the machine's own ups and downs, which both have
+    steady, noisy = tuple(0.8 * b for b in base), tuple(b * (0.7 if i % 2 else 1.2) for i, b in enumerate(base))
+    setting = _setting(steady, noisy, base)
+    told = [setting.is_told(timing) for timing in setting.timings]
+    assert told == [True, False, False]
+    assert setting.speedup_range(setting.timings[0]) == pytest.approx((1.25, 1.25))
+    low, high = setting.speedup_range(setting.timings[1])
+    assert (low, high) == pytest.approx((1 / 1.2, 1 / 0.7))
+
+
+def test_few_rounds_tell_little() -> None:
+    setting = _setting((1.0, 1.0, 1.0, 1.0, 2.1), (2.0, 2.0, 2.0, 2.0, 2.0))
+    assert not setting.is_told(setting.timings[0])
+
+
+def test_what_is_too_noisy_is_warned_of_and_marked(
+    flash_trt: Command, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rounds = iter([1.0, 2.0] * 400)
+    monkeypatch.setattr(bench_module, "_timed_session", lambda _: lambda _: next(rounds))
+    # Three contenders take turns at 1 and 2 seconds, so that each is as often the faster one.
+    assert flash_trt("bench", *pair, "--at", "seq=7", "--seconds", 0) == EXIT_OK
+    told = capsys.readouterr()
+    assert "too noisy to tell f.onnx" in told.err
+    assert "not told: " in told.out
 
 
 def test_a_longer_sequence_takes_longer(pair: tuple[Path, Path]) -> None:
