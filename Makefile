@@ -56,19 +56,26 @@ format: $(INSTALLED)
 	$(BIN)/ruff format $(PYTHON_SOURCES)
 	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(BIN)/clang-format -i
 
+# pip is silent unless something fails: `make V=1` lets it talk.
+QUIET := $(if $(V),,@)
+PIP := $(BIN)/pip --disable-pip-version-check $(if $(V),,--quiet --quiet)
+
 $(BIN)/pip:
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --upgrade pip
+	@echo "$(VENV): a new environment"
+	$(QUIET)$(PYTHON) -m venv $(VENV)
+	$(QUIET)$(PIP) install --upgrade pip
 
 $(VENV)/.tools: pyproject.toml | $(BIN)/pip
-	$(BIN)/pip install '$(TORCH)'
-	$(BIN)/pip install 'scikit-build-core>=1.1,<2' 'cmake>=3.25,<4' 'ninja>=1.11,<2'
-	touch $@
+	@echo "$(VENV): PyTorch and the build tools, a minute or two"
+	$(QUIET)$(PIP) install '$(TORCH)'
+	$(QUIET)$(PIP) install 'scikit-build-core>=1.1,<2' 'cmake>=3.25,<4' 'ninja>=1.11,<2'
+	@touch $@
 
 $(INSTALLED): $(VENV)/.tools $(NATIVE_SOURCES)
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip install --no-build-isolation -C cmake.define.FLASH_EXPORT_TESTS=ON \
+	@echo "$(VENV): flash-export with its native parts, compiled where they changed: up to some minutes"
+	$(QUIET)PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation -C cmake.define.FLASH_EXPORT_TESTS=ON \
 	  -e '.[torch,rtx,dev]'
-	touch $@
+	@touch $@
 
 clean:
 	rm -rf build $(VENV)

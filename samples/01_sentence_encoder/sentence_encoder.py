@@ -23,6 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModel, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 import flash_trt
 from flash_trt import engine_load, gpu
@@ -125,6 +126,7 @@ def embed_in_session(folder: Path, session: onnxruntime.InferenceSession) -> np.
 
 def embed_in_torch(folder: Path) -> np.ndarray:
     """Embeddings by the PyTorch model."""
+    transformers_logging.disable_progress_bar()
     model = AutoModel.from_pretrained(folder).eval()
     with torch.inference_mode():
         return embed(folder, lambda tokens: model(**{n: torch.from_numpy(x) for n, x in tokens.items()})[0].numpy())

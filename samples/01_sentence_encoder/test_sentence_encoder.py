@@ -31,6 +31,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         [sys.executable, str(SCRIPT), "--out", str(out)], capture_output=True, text=True, check=False, timeout=500
     )
     assert done.returncode == 0, done.stderr
+    assert "it/s" not in done.stderr, "a library's progress bar among the steps"
     return out, done.stdout
 
 

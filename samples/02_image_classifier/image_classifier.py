@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from transformers import ViTConfig, ViTForImageClassification
+from transformers.utils import logging as transformers_logging
 
 from flash_trt import gpu, tensor_files
 
@@ -36,6 +37,7 @@ def main() -> int:
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     model = train()
+    transformers_logging.disable_progress_bar()
     model.save_pretrained(out / "vit")
     run("flash_export", out / "vit", "-o", out / "model.onnx", "--require-all")
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging as transformers_logging
 
 import flash_trt
 from flash_trt import engine_load, gpu
@@ -46,6 +47,7 @@ def main() -> int:
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     model = train()
+    transformers_logging.disable_progress_bar()
     model.save_pretrained(out / "llama")
     run("flash_export", out / "llama", "--kv-cache", "-o", out / "model.onnx", "--require-all")
     prompt = np.frombuffer(PROMPT.encode(), np.uint8).astype(np.int64)[None]
