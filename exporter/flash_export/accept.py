@@ -18,6 +18,9 @@ FACTOR_WITH_SOFTCAP = 3.0
 FACTOR_BETWEEN_TWO = 2 * FACTOR
 """For two results that the rule allows to stand on opposite sides of the reference (triangle inequality)."""
 
+MOST_APART = 8.0
+"""Two float32 programs of one model differ by no more in how much they round."""
+
 MEAN_FACTOR = 1.5
 POOLED_AT_LEAST = 1024
 
@@ -61,6 +64,16 @@ class Noise:
         """The largest of several trials: a single small output says little about its noise."""
         noises = list(noises)
         return cls(max((n.maximum for n in noises), default=0.0), max((n.mean for n in noises), default=0.0))
+
+    def beside(self, other: Noise) -> Noise:
+        """For ``FACTOR_BETWEEN_TWO`` results of which the other's rounding is ``other``; never less than without it.
+
+        A rounding ``MOST_APART`` times as large is none: there float64 decided otherwise than float32, as where
+        lengths are turned into integers by way of floats.
+        """
+        pairs = ((self.maximum, other.maximum), (self.mean, other.mean))
+        both = [max(own, (own + its) / 2) if its <= MOST_APART * own else own for own, its in pairs]
+        return Noise(both[0], both[1])
 
     def scaled(self, by: float) -> Noise:
         """The noise of a type whose unit roundoff is ``by`` times float32's."""

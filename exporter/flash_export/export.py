@@ -11,13 +11,14 @@ import contextlib
 import dataclasses
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
 
+from flash_export.eager import Reference
 from flash_export.errors import UnsupportedModel, UsageError, UserError
 from flash_export.inputs import MAX_DIM
 from flash_export.load import Loaded, SourceKind
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 OPSET = 18
 """The default of new exports: ONNX Runtime 1.17 runs it at IR version 9."""
 OPSETS = range(18, 25)
-
-Reference = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
 
 
 @dataclasses.dataclass(slots=True)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import io
 import re
@@ -16,10 +17,14 @@ import torch
 from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
+from flash_export.eager import Eager
 from flash_export.errors import UnsupportedModel, UsageError
 from flash_export.export_dims import is_sum
 from flash_export.inputs import MAX_DIM
 from flash_export.load import Loaded
+
+MOST_WIDE_BYTES = 4 * 2**30
+"""Of float64 weights: the most that a run for the model's own rounding may take."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,14 +61,28 @@ class Call:
                 do=self.advice,
             ) from error
 
-    def reference(self, names: list[str]) -> Callable[[dict[str, np.ndarray]], list[np.ndarray]]:
-        """Eager PyTorch as a function of NumPy inputs by graph input name; outputs in the graph's order."""
+    def reference(self, names: list[str]) -> Eager:
+        """Eager PyTorch on inputs by the graph's input ``names``."""
 
         def run(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
             outputs = self.run([from_numpy(inputs[name]) for name in names])
             return [to_numpy(tensor) for tensor in tensors_in(outputs)]
 
-        return run
+        def in_float64(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+            outputs = self._widened().run([_doubled(from_numpy(inputs[name])) for name in names])
+            return [to_numpy(tensor) for tensor in tensors_in(outputs)]
+
+        return Eager(run, in_float64)
+
+    def _widened(self) -> Call:
+        """The same call with a copy of the module in float64, where there is a module that is not too large to copy."""
+        if not isinstance(self.function, torch.nn.Module):
+            raise TypeError("a function without weights to widen")
+        tensors = [*self.function.parameters(), *self.function.buffers()]
+        if sum(8 * tensor.numel() for tensor in tensors if tensor.is_floating_point()) > MOST_WIDE_BYTES:
+            raise MemoryError("too many weights for a copy in float64")
+        leaves = [_doubled(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        return Call(copy.deepcopy(self.function).double(), leaves, self.spec)
 
 
 def call_of(loaded: Loaded) -> Call:
@@ -314,6 +333,10 @@ def output_names(outputs: Any) -> list[str]:
 def _keys(path: Any) -> list[str]:
     keys = [str(next(getattr(k, a) for a in ("key", "idx", "name") if hasattr(k, a))) for k in path]
     return [re.sub(r"[^\w.]", "_", key) for key in keys]
+
+
+def _doubled(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:

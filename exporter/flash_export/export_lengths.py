@@ -7,7 +7,7 @@ dynamic, and fails, or answers in another shape, at any other length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,10 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from flash_export.draw import draw_inputs, dynamic_dims
+from flash_export.eager import Reference
 from flash_export.errors import UnsupportedModel, UsageError
 
 _ROUGHLY = 1e-2
-
-Reference = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
 
 
 def refuse_fixed_lengths(

@@ -26,6 +26,12 @@ def test_twice_the_noise_passes_and_more_fails_with_the_place_and_both_numbers()
     assert judge(far, REFERENCE, NOISE, factor=FACTOR_WITH_SOFTCAP).passed
 
 
+@pytest.mark.parametrize(("other", "both"), [(0.0, 1.0), (1.0, 1.0), (3.0, 2.0), (8.0, 4.5), (8.1, 1.0), (1e9, 1.0)])
+def test_a_second_rounding_counts_where_it_is_of_the_same_order(other: float, both: float) -> None:
+    assert Noise(1.0, 1.0).beside(Noise(other, 0.0)) == Noise(both, 1.0)
+    assert Noise(1.0, 1.0).beside(Noise(0.0, other)) == Noise(1.0, both)
+
+
 def test_a_small_error_everywhere_fails_by_its_mean_where_there_are_enough_numbers() -> None:
     shifted = REFERENCE + 1e-6
     assert "mean" in judge(shifted, REFERENCE, NOISE).why

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -13,6 +14,7 @@ from exporter.attention_pairs import Causal, Fault, Recipe, build, save_pair
 
 from flash_export.check import CheckResult, NotProven, check
 from flash_export.check_structure import BrokenRewrite
+from flash_export.eager import Eager
 from flash_export.errors import NumbersDiffer, UsageError
 from flash_export.runtime import CannotRun, Session
 from flash_export.sites import Site
@@ -285,6 +287,31 @@ def test_eager_pytorch_is_one_more_judge(tmp_path: Path) -> None:
     assert run(plain, flash, sites, reference=session.run).passed
     with pytest.raises(NumbersDiffer, match="what the PyTorch model does"):
         run(plain, flash, sites, reference=lambda feeds: [1.001 * session.run(feeds)[0]])
+
+
+@pytest.mark.parametrize(("times", "measured", "passes"), [(1.3, True, True), (1.3, False, False), (3.0, True, False)])
+def test_eager_pytorch_may_round_more_than_the_graph_where_it_is_measured_to(
+    tmp_path: Path, times: float, measured: bool, passes: bool
+) -> None:
+    """``times`` the tolerance off, while a float64 run of its own is right."""
+    plain, flash, sites = save_pair(tmp_path, Recipe(sites=1))
+    session = Session(ir.load(plain), tmp_path)
+    runs = [r for r in run(plain, flash, sites, reference=session.run).runs if r.get("against") == "eager"]
+    tolerance = {r["setting"]: r["tolerance"] for r in runs}
+    batches = {int(str(setting)[2]): allowed for setting, allowed in tolerance.items()}
+
+    def coarse(feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+        (output,) = session.run(feeds)
+        sign = np.where(np.arange(output.size).reshape(output.shape) % 211 == 0, 1, 0)
+        return [output + np.float32(times * batches[len(output)]) * sign.astype(np.float32)]
+
+    def in_float64(feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+        if not measured:
+            raise TypeError("written for float32")
+        return session.run(feeds)
+
+    with contextlib.nullcontext() if passes else pytest.raises(NumbersDiffer, match="PyTorch"):
+        assert run(plain, flash, sites, reference=Eager(coarse, in_float64)).passed
 
 
 @pytest.mark.parametrize(("dtype", "roundoff"), [("fp16", 2.0**-11), ("bf16", 2.0**-8)])

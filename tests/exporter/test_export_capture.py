@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from flash_export import export_capture
 from flash_export.errors import UnsupportedModel, UsageError
@@ -169,6 +170,19 @@ def test_an_input_of_another_float_type_than_the_weights_is_named(
 def test_outputs_are_named_after_their_keys(outputs: object, names: list[str]) -> None:
     assert export_capture.output_names(outputs) == names
     assert len(export_capture.tensors_in(outputs)) == len(names)
+
+
+def test_eager_pytorch_runs_in_float64_too_and_leaves_the_module_as_it_was() -> None:
+    module = torch.nn.Linear(3, 5)
+    x = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
+    (wide,) = (
+        export_capture.Call(module, *pytree.tree_flatten(((torch.zeros(2, 3),), {})))
+        .reference(["x"])
+        .in_float64({"x": x})
+    )
+    weight, bias = (tensor.detach().double().numpy() for tensor in (module.weight, module.bias))
+    np.testing.assert_allclose(wide, x.astype(np.float64) @ weight.T + bias, rtol=1e-14)
+    assert module.weight.dtype == torch.float32
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool])
