@@ -196,7 +196,7 @@ def build_engine(
     config = builder.create_builder_config()
     config.profiling_verbosity = backend.trt.ProfilingVerbosity.DETAILED  # else the engine inspector knows names alone
     backends.set_targets(backend, config, targets)
-    if any(operator in CACHE_OPERATORS for _, operator in layers):
+    if writes_in_place(layers):
         backends.alias_outputs(backend, config)
     if extras and extras.embedded:
         config.plugins_to_serialize = [str(extras.embedded)]
@@ -253,6 +253,11 @@ def plugin_layers(backend: Backend, network: Any) -> tuple[tuple[str, str], ...]
             if core.plugin_namespace == DOMAIN:
                 found.append((layer.name, core.plugin_name))
     return tuple(found)
+
+
+def writes_in_place(layers: Sequence[tuple[str, str]]) -> bool:
+    """Whether one of our plugin ``layers`` writes into the memory of its input."""
+    return any(operator in CACHE_OPERATORS for _, operator in layers)
 
 
 def _require_plugin_layers(nodes: Sequence[FlashNode], layers: Sequence[tuple[str, str]], file: OnnxFile) -> None:
@@ -317,6 +322,7 @@ def _sidecar(
     proof: plan.Proof,
 ) -> dict[str, Any]:
     """What the engine was made of and with; ``flash-trt run`` trusts an engine whose hash this holds."""
+    in_place = writes_in_place(engine.layers)
     return {
         "schema": SIDECAR_SCHEMA,
         "engine": {"file": options.output.name, "bytes": len(engine.data)},
@@ -341,8 +347,8 @@ def _sidecar(
         "profile": profile.as_json(),
         "scratch_bytes": engine.scratch_bytes,
         "built": datetime.datetime.fromtimestamp(time.time(), datetime.UTC).isoformat(timespec="seconds"),
-        "trtexec": command_lines.trtexec(options, backend, plugin, targets, profile),
-        "polygraphy": command_lines.polygraphy(options, backend, targets, profile),
+        "trtexec": command_lines.trtexec(options, backend, plugin, targets, profile, in_place=in_place),
+        "polygraphy": command_lines.polygraphy(options, backend, targets, profile, in_place=in_place),
         "polygraphy_lacks": command_lines.polygraphy_lacks(options, plugin),
     }
 

@@ -21,8 +21,10 @@ def trtexec(
     plugin: PluginLibrary | None,
     targets: Sequence[str],
     profile: shapes.Profile,
+    *,
+    in_place: bool = False,
 ) -> str:
-    """The build for ``trtexec``, or for its twin ``tensorrt_rtx``."""
+    """The build for ``trtexec``, or for its twin ``tensorrt_rtx``; ``in_place``: it has a cache that is written so."""
     words = ["tensorrt_rtx"] if backend.name == "tensorrt-rtx" else ["trtexec", "--stronglyTyped"]
     words += [f"--onnx={options.model}", f"--saveEngine={options.output}"]
     if plugin:
@@ -31,12 +33,21 @@ def trtexec(
         words.append(f"--setPluginsToSerialize={plugin.path}")
     if options.timing_cache and backend.name == "tensorrt":
         words.append(f"--timingCacheFile={options.timing_cache}")
+    if in_place:
+        words.append("--preview=+aliasedPluginIO1003")
     if targets:
         words.append("--computeCapabilities=" + ",".join(target.removeprefix("sm") for target in targets))
     return shlex.join([*words, *profile.trtexec_flags()])
 
 
-def polygraphy(options: BuildOptions, backend: Backend, targets: Sequence[str], profile: shapes.Profile) -> str:
+def polygraphy(
+    options: BuildOptions,
+    backend: Backend,
+    targets: Sequence[str],
+    profile: shapes.Profile,
+    *,
+    in_place: bool = False,
+) -> str:
     """The build for ``polygraphy convert`` with the plugin loaded, but for what ``polygraphy_lacks`` names."""
     words = ["python", "-m", "flash_trt.polygraphy", "convert", str(options.model)]
     words += ["--convert-to", "trt", "-o", str(options.output)]
@@ -45,6 +56,8 @@ def polygraphy(options: BuildOptions, backend: Backend, targets: Sequence[str], 
     if options.timing_cache and backend.name == "tensorrt":
         cache = str(options.timing_cache)
         words += ["--load-timing-cache", cache, "--save-timing-cache", cache]
+    if in_place:
+        words += ["--preview-features", "ALIASED_PLUGIN_IO_10_03"]
     for flag, attribute in (("min", "smallest"), ("opt", "usual"), ("max", "largest")):
         spelled = [f"{r.name}:[{','.join(map(str, getattr(r, attribute)))}]" for r in profile.ranges]
         words += [f"--trt-{flag}-shapes", *spelled] if spelled else []

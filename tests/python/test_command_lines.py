@@ -66,6 +66,17 @@ def test_polygraphys_own_parser_takes_the_line_with_the_timing_cache_and_odd_pat
     assert arguments.trt_opt_shapes == [["in put:[2,3]"]]
 
 
+def test_a_cache_that_is_written_in_place_takes_the_preview_feature_in_both_lines() -> None:
+    for name in ("tensorrt", "tensorrt-rtx"):
+        line = command_lines.trtexec(OPTIONS, _backend(name), PLUGIN, (), PROFILE, in_place=True)
+        assert "--preview=+aliasedPluginIO1003" in shlex.split(line)
+        assert "preview" not in command_lines.trtexec(OPTIONS, _backend(name), PLUGIN, (), PROFILE)
+    words = shlex.split(command_lines.polygraphy(OPTIONS, _backend("tensorrt"), (), PROFILE, in_place=True))
+    arguments = convert.Convert().setup_parser().parse_args(words[5:])
+    assert arguments.preview_features == ["ALIASED_PLUGIN_IO_10_03"]
+    assert arguments.model_file == "a model's.onnx"
+
+
 def test_what_polygraphy_cannot_express_is_said(
     rtx: Backend, tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
