@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import cast
 
 import numpy as np
@@ -11,6 +11,9 @@ import onnx_ir as ir
 
 MAX_CONSTANT_ELEMENTS = 1 << 24
 """Constants above this many elements are weights, never a scale, a shape or a mask; they are not read into memory."""
+
+_NAMED = 4
+"""Outputs that a message names."""
 
 
 def is_op(node: ir.Node | None, *names: str) -> bool:
@@ -107,6 +110,34 @@ def all_inputs(node: ir.Node) -> Iterator[ir.Value]:
             yield from graph.outputs
             for inner in graph:
                 yield from all_inputs(inner)
+
+
+def for_outputs(values: Iterable[ir.Value], inner: Container[ir.Node] = ()) -> str:
+    """`` for the output a, b`` with the names of the graph outputs made from ``values``, not by way of ``inner``.
+
+    Empty where there are none; of more than four only the first are named.
+    """
+    todo, names = list(values), []
+    seen, main = set(todo), None if not todo else todo[0].graph
+    while todo:
+        value = todo.pop()
+        readers = [node for node, _ in value.uses() if node not in inner]
+        if value.is_graph_output() and value.graph is main:
+            names.append(str(value.name))
+        elif value.is_graph_output() and main is not None:
+            readers += [n for n in main.all_nodes() if value.graph in _held(n)]
+        new = dict.fromkeys(v for node in readers for v in node.outputs if v not in seen)
+        seen.update(new)
+        todo.extend(new)
+    if not names:
+        return ""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f" for the output{'s' if len(names) > 1 else ''} {', '.join(sorted(names)[:_NAMED])}{more}"
+
+
+def _held(node: ir.Node) -> list[ir.Graph | ir.Function | None]:
+    """The branches and bodies of a node."""
+    return [graph for attribute in node.attributes.values() for graph in graphs_of(attribute)]
 
 
 def graphs_of(attribute: ir.Attr) -> Iterable[ir.Graph]:

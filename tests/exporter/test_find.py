@@ -83,6 +83,31 @@ def test_probabilities_that_a_branch_captures_are_used() -> None:
         outputs=graphs.OUT + ", float[B, 4, S, T] more",
     )
     assert code(proto) == "probabilities_used"
+    assert "for the output more;" in reason(proto)
+
+
+def reason(proto: onnx.ModelProto) -> str:
+    (site,) = find(ir.from_proto(proto))
+    assert site.reason is not None
+    return site.reason.text
+
+
+def test_the_outputs_that_use_scores_or_probabilities_are_named() -> None:
+    outputs = graphs.OUT + ", float[B, 4, S, T] "
+    aside = "less = Neg (probs)\n more = Relu (less)\n"
+    for body, what, named in (
+        (PLAIN, "probs", '"probs" are an output of the graph;'),
+        (PLAIN + aside, "more", "for the output more;"),
+        (PLAIN + "more = Relu (scaled)\n", "more", "for the output more;"),
+    ):
+        text = reason(model(body, outputs=outputs + what))
+        assert named in text
+        assert "for the outputs" not in text
+    many = ", ".join(f"float[B, 4, S, T] o{i}" for i in range(6))
+    body = PLAIN + "".join(f"o{i} = Relu (probs)\n" for i in range(6))
+    assert "for the outputs o0, o1, o2, o3 and 2 more;" in reason(model(body, outputs=f"{graphs.OUT}, {many}"))
+    twice = model(PLAIN + "more = MatMul (probs, v)\n", outputs=graphs.OUT + ", float[B, 4, S, 8] more")
+    assert "also read by another product; " in reason(twice)
 
 
 def test_the_shape_of_a_value_between_product_and_output_may_be_asked_for() -> None:

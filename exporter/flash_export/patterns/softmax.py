@@ -105,10 +105,13 @@ def _guard(value: ir.Value, readers: list[ir.Node]) -> ir.Node | None:
 def _shared(value: ir.Value, readers: list[ir.Node]) -> Exception:
     if not any(_product_below(node) for node in readers):
         return NotAttention("the softmax's output enters no product")
-    others = [n.op_type for n in readers if not is_product(n)] + (["graph output"] if value.is_graph_output() else [])
+    others = ", ".join(n.op_type for n in readers if not is_product(n))
+    # A reader with a product below it is a layout operator on the way to V, or another layer.
+    outputs = g.for_outputs([value], [n for n in readers if is_product(n) or _product_below(n)])
+    used = "are an output of the graph" if value.is_graph_output() else "are also read by another product"
     return Refused(
         "probabilities_used",
-        f'the probabilities "{value.name}" are also read by {", ".join(others) or "another product"}; '
+        f'the probabilities "{value.name}" {f"are also read by {others}{outputs}" if others else used}; '
         "FlashAttention never forms them",
         value.producer(),
         "export the model without its attention weights (need_weights=False, output_attentions=False)",
