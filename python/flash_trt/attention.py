@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import onnx_ir as ir
 
@@ -47,6 +48,24 @@ def describe(file: OnnxFile, plan: bytes) -> list[Attention]:
     launches = plan_program.launches(plan)
     left = [site for site in find(ir.load(file.path)) if site.status != "not_attention" and site.name not in names]
     return ours + [_read(site.name, launches) for site in left]
+
+
+def from_layers(found: Attention, layers: Sequence[Any]) -> Attention:
+    """``found``, or what TensorRT's engine inspector tells of it where the plan's bytes did not.
+
+    A layer names the ONNX nodes that it computes in its ``Metadata``; a fused kernel shows in its name or tactic.
+    """
+    if found.by != "not_told":
+        return found
+    marks = [f"[ONNX Layer: {name}]" for name in (found.name, f"node_of_{found.name}")]
+    mine = [
+        layer for layer in layers if isinstance(layer, dict) and any(m in str(layer.get("Metadata")) for m in marks)
+    ]
+    if not mine:
+        return found
+    kernels = [str(layer.get(key, "")) for layer in mine for key in ("Name", "TacticName")]
+    fused = any(plan_program.FUSED_ATTENTION in kernel for kernel in kernels)
+    return dataclasses.replace(found, by="tensorrt_fused" if fused else "unfused_chain")
 
 
 def _read(name: str, launches: list[plan_program.Launch]) -> Attention:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from flash_export import command
 from flash_export.talk import Talk, plain, printable
-from flash_trt import __version__, environment, inspect_file
+from flash_trt import __version__, engine_inspector, environment, inspect_file
 from flash_trt.attention import WORDS
 from flash_trt.backends import BackendChoice
 from flash_trt.bench import BenchOptions, Setting, Timing
@@ -100,6 +100,7 @@ def build(
         allow_none=allow_none,
     )
     sidecar = build_step(options, talk)
+    engine_inspector.complete(options.output, sidecar)
     talk.result(_build_table(options, sidecar))
     if sidecar["polygraphy_lacks"]:
         talk.warn(f"polygraphy convert has no {', '.join(sidecar['polygraphy_lacks'])}: its line below builds without")

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from flash_export.errors import UserError
-from flash_trt import engine_load
+from flash_trt import engine_load, gpu
+from flash_trt.attention import Attention, from_layers
+from flash_trt.build import sidecar_path
+from flash_trt.output import write_atomically
 
 
 def ask(path: Path, *, trusted: bool = False) -> dict[str, Any]:
@@ -30,6 +33,21 @@ def ask(path: Path, *, trusted: bool = False) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         return {"layers": None, "device_memory_bytes": memory, "why": f"its answer cannot be read: {text[:200]!r}"}
     return {"layers": layers, "device_memory_bytes": memory, "why": None}
+
+
+def complete(engine: Path, sidecar: dict[str, Any]) -> None:
+    """Puts into ``sidecar``, of an engine just built here, who computes the attentions of which its plan tells nothing.
+
+    Asks nobody where the plan told all, or no GPU is here.
+    """
+    found = [Attention(**entry) for entry in sidecar["attention"]]
+    if not gpu.devices() or all(attention.by != "not_told" for attention in found):
+        return
+    layers = ask(engine)["layers"] or []
+    asked = [from_layers(attention, layers) for attention in found]
+    if asked != found:
+        sidecar["attention"] = [attention.as_json() for attention in asked]
+        write_atomically(sidecar_path(engine), json.dumps(sidecar, indent=2).encode() + b"\n")
 
 
 def as_rows(told: dict[str, Any]) -> list[tuple[str, str]]:

@@ -110,3 +110,43 @@ def test_trust_is_the_users_to_give(
     told(flash_trt, capsys, engine)
     told(flash_trt, capsys, engine, "--trust-engine")
     assert trusts == [False, True]
+
+
+# --- who computes the attentions of which a plan tells nothing --------------------------------------------------------
+
+
+def _entry(name: str, by: str) -> dict[str, Any]:
+    return {"name": name, "by": by, "scratch_bytes": None}
+
+
+ASKED = [_entry(name, "not_told") for name in ("fused", "chain", "unknown")] + [_entry("ours", "plugin")]
+TOLD_LAYERS = [
+    {"Name": "_gemm_mha_v2_myl0_3", "LayerType": "gemm", "Metadata": "[ONNX Layer: mm]\x1e[ONNX Layer: fused]"},
+    {"Name": "__myl_Exp_myl0_4", "LayerType": "kgen", "TacticName": "", "Metadata": "[ONNX Layer: node_of_chain]"},
+    {"Name": "_gemm_mha_v2_myl0_9", "LayerType": "gemm", "Metadata": "[ONNX Layer: ours]"},
+    "named only",
+]  # fmt: skip
+
+
+def test_what_a_plan_does_not_tell_its_inspector_is_asked_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(gpu, "devices", lambda: ["a GPU"])
+    answers(monkeypatch, json.dumps({"Layers": TOLD_LAYERS}))
+    sidecar = {"attention": [dict(entry) for entry in ASKED]}
+    engine_inspector.complete(tmp_path / "m.engine", sidecar)
+    told_by = {entry["name"]: entry["by"] for entry in sidecar["attention"]}
+    assert told_by == {"fused": "tensorrt_fused", "chain": "unfused_chain", "unknown": "not_told", "ours": "plugin"}
+    assert json.loads(sidecar_path(tmp_path / "m.engine").read_text()) == sidecar
+
+
+@pytest.mark.parametrize("devices", [[], ["a GPU"]], ids=["no GPU", "all told"])
+def test_nobody_is_asked_without_need_or_a_gpu(
+    devices: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(gpu, "devices", lambda: devices)
+    trusts = answers(monkeypatch, json.dumps({"Layers": TOLD_LAYERS}))
+    sidecar = {"attention": ASKED if not devices else ASKED[3:]}
+    engine_inspector.complete(tmp_path / "m.engine", sidecar)
+    assert trusts == []
+    assert list(tmp_path.iterdir()) == []
