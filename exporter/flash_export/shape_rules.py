@@ -141,10 +141,12 @@ def _expand(s: Shapes, node: ir.Node) -> list[Shape | None]:
 def _concat(s: Shapes, node: ir.Node) -> list[Shape | None]:
     shapes = [s.shape(v) for v in node.inputs]
     known = [x for x in shapes if x is not None]
-    if len(known) != len(shapes) or not known or len({len(x) for x in known}) != 1 or not known[0]:
+    if not known or len({len(x) for x in known}) != 1 or not known[0]:
         return [None]
     axis = g.int_attribute(node, "axis", 0) % len(known[0])
-    return [tuple(sum((x[i] for x in known), Dim({})) if i == axis else known[0][i] for i in range(len(known[0])))]
+    # One input says what all have in common; only the length along the axis takes every one of them.
+    total = sum((x[axis] for x in known), Dim({})) if len(known) == len(shapes) else s.fresh()
+    return [tuple(total if i == axis else dim for i, dim in enumerate(known[0]))]
 
 
 def _gather(s: Shapes, node: ir.Node) -> list[Shape | None]:

@@ -61,6 +61,18 @@ def test_reshape_targets_computed_in_the_graph_are_known() -> None:
     assert found["y"] == "(4*B, S, 8)"
 
 
+def test_a_concat_has_the_rank_of_any_input_that_is_known() -> None:
+    """A branch of the legacy exporter may have either of two ranks, and what joins it tells which."""
+    branches = "then_branch = one () => (float[2, 3] a) { a = Identity (x) }, else_branch = other () => (b) { b = Squeeze (x) }"
+    found = shapes(
+        f"u = If <{branches}> (c)\n y = Concat <axis = 1> (x, u)\n",
+        "float[B, 3] x, bool c",
+        "float[B, N] y",
+        "int64 unused = {0}",
+    )
+    assert (found["u"], found["y"]) == ("None", "(B, N)")
+
+
 def test_gathered_elements_have_the_shape_of_their_indices_and_tiles_that_of_their_repeats() -> None:
     found = shapes(
         "g = GatherElements <axis = 1> (x, i)\n y = Tile (g, repeats)\n",
