@@ -141,10 +141,12 @@ def run_unfused(
     if not expected.trials:
         raise UsageError(
             "the unfused model runs on none of the inputs that were drawn for the check",
-            where=", ".join(refusals),
+            where=next(iter(refusals)) + (f" and {len(refusals) - 1} more" if len(refusals) > 1 else ""),
             got=next(iter(refusals.values())),
-            need="inputs that go together",
-            do="give them with --values FILE.npz, or leave the check out with --no-check",
+            need="inputs that go together, and a model that takes every size that it declares",
+            do="give inputs with --values FILE.npz, or leave the check out with --no-check; a file that holds one"
+            " length where it declares any (PyTorch's legacy exporter does that to nn.MultiheadAttention) is exported"
+            " anew, with dynamo=True or from PyTorch by flash-export itself",
         )
     if wide is None:
         expected.reference = "float32"

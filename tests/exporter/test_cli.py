@@ -68,7 +68,8 @@ def test_a_dry_run_shows_the_table_and_writes_nothing(attention: Path, tmp_path:
 
 def test_a_second_run_on_its_own_output_changes_nothing(attention: Path, tmp_path: Path) -> None:
     assert run(attention) == 0
-    assert run(tmp_path / "in.flash.onnx", "-o", tmp_path / "again.onnx") == 0
+    assert run(tmp_path / "in.flash.onnx", "-o", tmp_path / "again.onnx", "--require-all") == 0
+    assert json.loads((tmp_path / "report.json").read_text())["fused"] == 1
     first, second = (onnx.load(tmp_path / name).graph for name in ("in.flash.onnx", "again.onnx"))
     assert [n.op_type for n in first.node] == [n.op_type for n in second.node]
 

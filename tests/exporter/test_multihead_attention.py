@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """nn.MultiheadAttention, in every variant and through every exporter.
 
-Dynamic batch and lengths by the dynamo exporters alone: the legacy one traces this module with its lengths as numbers.
+Dynamic batch and lengths by the dynamo exporters alone: the legacy one traces self-attention with its lengths as
+numbers, and such a file ends with exit 2 and the way out.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ import torch
 from exporter.graphs import only
 from exporter.torch_exports import EXPORTERS, Wrapped, export, run
 
+from flash_export import pipeline
+from flash_export.errors import UsageError
 from flash_export.find import find
 from flash_export.op import DOMAIN
+from flash_export.options import Options
 from flash_export.rewrite import rewrite
+from flash_export.talk import Talk
 
 
 class SelfAttention(torch.nn.Module):
@@ -122,3 +127,28 @@ def test_multihead_attention_is_fused_in_every_variant(variant: dict, exporter: 
         right = right if isinstance(right, torch.Tensor) else right[0]
         got = run(file, [i.numpy() for i in inputs])[0]
         np.testing.assert_allclose(got, right.numpy(), atol=2e-6, rtol=0, err_msg=str(size))
+
+
+def legacy(variant: dict, folder: Path) -> Path:
+    """The legacy exporter's file, told that batch and lengths are dynamic."""
+    inputs = inputs_of(variant, 2, 7, 9)
+    with written_out():
+        export(SelfAttention(**variant).eval(), inputs, folder / "legacy.onnx", "legacy17", axes_of(variant))
+    return folder / "legacy.onnx"
+
+
+def test_a_file_that_holds_its_lengths_as_numbers_says_what_to_do(tmp_path: Path) -> None:
+    options = Options(source=legacy({"batch_first": True, "mask": "padding"}, tmp_path), output=tmp_path / "out.onnx")
+    with pytest.raises(UsageError) as error:
+        pipeline.run(options, Talk(silent=True))
+    assert "nn.MultiheadAttention" in error.value.do
+    assert error.value.where.endswith("more")
+    assert not options.output.exists()  # type: ignore[union-attr]
+
+
+def test_cross_attention_of_the_legacy_exporter_is_proven_at_other_lengths(tmp_path: Path) -> None:
+    source = legacy({"batch_first": True, "mask": "none", "cross": True}, tmp_path)
+    result = pipeline.run(Options(source=source, output=tmp_path / "out.onnx"), Talk(silent=True))
+    assert only(result.sites).status == "fused"
+    settings = {run["setting"] for run in result.report["check"]["runs"]}  # type: ignore[index]
+    assert len(settings) == 3
