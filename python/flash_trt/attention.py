@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import onnx_ir as ir
@@ -48,6 +48,24 @@ def describe(file: OnnxFile, plan: bytes) -> list[Attention]:
     launches = plan_program.launches(plan)
     left = [site for site in find(ir.load(file.path)) if site.status != "not_attention" and site.name not in names]
     return ours + [_read(site.name, launches) for site in left]
+
+
+def attention_rows(entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """A sidecar's entries for people, one row for each way of computing; what is not our plugin is named."""
+    rows: dict[str, str] = {}
+    for by, words in WORDS.items():
+        mine = [entry for entry in entries if entry["by"] == by]
+        if by != "plugin" and mine:
+            named = [
+                entry["name"] + (f" ({entry['scratch_bytes'] / 2**20:.2f} MiB)" if entry["scratch_bytes"] else "")
+                for entry in mine
+            ]
+            words += f": {', '.join(named)}"
+        elif known := [entry["scratch_bytes"] for entry in mine if entry["scratch_bytes"] is not None]:
+            words += f", with up to {max(known) / 2**20:.2f} MiB of scratch memory each"
+        if mine:
+            rows["attention" if not rows else f"attention ({by})"] = f"{len(mine)} by {words}"
+    return rows
 
 
 def from_layers(found: Attention, layers: Sequence[Any]) -> Attention:

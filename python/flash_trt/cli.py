@@ -15,7 +15,7 @@ from rich.table import Table
 from flash_export import command
 from flash_export.talk import Talk, plain, printable
 from flash_trt import __version__, engine_inspector, environment, inspect_file
-from flash_trt.attention import WORDS
+from flash_trt.attention import attention_rows
 from flash_trt.backends import BackendChoice
 from flash_trt.bench import BenchOptions, Setting, Timing
 from flash_trt.bench import bench as bench_step
@@ -119,7 +119,7 @@ def _build_table(options: BuildOptions, sidecar: dict[str, Any]) -> Table:
         "backend": f"{sidecar['backend']['name']} {sidecar['backend']['version']}",
         "targets": ", ".join(sidecar["targets"]) or _spell_gpu(sidecar["gpu"]),
         "plugin layers": f"{counted}  (proven by {sidecar['plan_proof'] or 'nothing: no node'})",
-        **_attention_rows(sidecar["attention"]),
+        **attention_rows(sidecar["attention"]),
         "scratch memory": "not told" if scratch is None else f"{scratch / 2**20:.2f} MiB at the largest shapes",
         "shapes": "  ".join(f"--shape {name}:{_spell(p)}" for name, p in sidecar["profile"].items()) or "static",
     }
@@ -131,24 +131,6 @@ def _build_table(options: BuildOptions, sidecar: dict[str, Any]) -> Table:
 
 def _spell_gpu(own: dict[str, str] | None) -> str:
     return f"the GPU here, {own['name']} ({own['sm']})" if own else "the GPU here"
-
-
-def _attention_rows(attentions: list[dict[str, Any]]) -> dict[str, str]:
-    """One row for each way in which attention is computed; what is not our plugin is named."""
-    rows: dict[str, str] = {}
-    for by, words in WORDS.items():
-        mine = [found for found in attentions if found["by"] == by]
-        if by != "plugin" and mine:
-            named = [
-                found["name"] + (f" ({found['scratch_bytes'] / 2**20:.2f} MiB)" if found["scratch_bytes"] else "")
-                for found in mine
-            ]
-            words += f": {', '.join(named)}"
-        elif known := [found["scratch_bytes"] for found in mine if found["scratch_bytes"] is not None]:
-            words += f", with up to {max(known) / 2**20:.2f} MiB of scratch memory each"
-        if mine:
-            rows["attention" if not rows else f"attention ({by})"] = f"{len(mine)} by {words}"
-    return rows
 
 
 def _spell(profile: dict[str, list[int]]) -> str:

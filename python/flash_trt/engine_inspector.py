@@ -53,7 +53,7 @@ def complete(engine: Path, sidecar: dict[str, Any]) -> None:
 def as_rows(told: dict[str, Any]) -> list[tuple[str, str]]:
     """The same for people: how many layers of which type, and the memory of one context."""
     if told["layers"] is None:
-        return [("engine inspector", f"not asked or not understood: {told['why']}")]
+        return [("engine inspector", f"tells nothing here: {told['why']}")]
     kinds = Counter(
         str(layer.get("LayerType", "of no type told")) if isinstance(layer, dict) else "named only"
         for layer in told["layers"]

@@ -15,6 +15,7 @@ from flash_export import dim_ranges
 from flash_export.errors import UsageError
 from flash_export.op import FLOAT_ATTRIBUTES, INT_ATTRIBUTES
 from flash_trt import engine_file, engine_inspector, onnx_file, plan, plan_program, shapes
+from flash_trt.attention import attention_rows
 from flash_trt.plugin_library import sha256_of
 
 
@@ -91,6 +92,12 @@ def _onnx(path: Path) -> dict[str, Any]:
     }
 
 
+_PROOFS = {
+    "fields": "the plan holds every FlashAttention node with its attributes",
+    "names": "the plan holds the names of the operators; its form of their attributes is not known here",
+}
+
+
 # --- for people -------------------------------------------------------------------------------------------------------
 
 
@@ -104,16 +111,32 @@ def as_lines(found: dict[str, Any]) -> list[str]:
 
 def _engine_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     sidecar = found["sidecar"] or {}
-    trust = "its sidecar's" if found["trusted"] else "NOT its sidecar's" if sidecar else "there is no sidecar"
+    changed = "NOT its sidecar's: the engine, or the sidecar, is another than was built"
+    trust = "its sidecar's" if found["trusted"] else changed if sidecar else "there is no sidecar to compare with"
     rows = [("hash", trust)]
-    for key in ("backend", "targets", "gpu", "built", "scratch_bytes", "plan_proof"):
+    for key in ("backend", "targets", "gpu", "built"):
         if sidecar.get(key) is not None:
             rows.append((key, _spell(sidecar[key])))
+    rows += _facts(sidecar) if found["trusted"] else []
     rows += [(f"shape {name}", _spell(limits)) for name, limits in (sidecar.get("profile") or {}).items()]
     counted = Counter(_describe(plugin) for plugin in found["plugins"])
     rows += [(f"plugin x{count}", text) for text, count in counted.items()] or [("plugin", "none of ours")]
-    rows.append(("fused attention of TensorRT's own", str(found["tensorrt_fused_attention"])))
+    rows.append(("TensorRT's own fused", f"{found['tensorrt_fused_attention']} attention kernels in the plan"))
     return rows + engine_inspector.as_rows(found["inspector"])
+
+
+def _facts(sidecar: dict[str, Any]) -> list[tuple[str, str]]:
+    """What ``flash-trt build`` said at its end; a stranger's sidecar of another form says nothing."""
+    rows = []
+    if isinstance(scratch := sidecar.get("scratch_bytes"), int):
+        rows.append(("scratch memory", f"{scratch / 2**20:.2f} MiB at the largest shapes"))
+    if proof := _PROOFS.get(str(sidecar.get("plan_proof"))):
+        rows.append(("proof", proof))
+    try:
+        rows += attention_rows(sidecar.get("attention") or []).items()
+    except (KeyError, TypeError):
+        rows.append(("attention", "not told: the sidecar's entries cannot be read"))
+    return rows
 
 
 def _onnx_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
@@ -131,6 +154,8 @@ def _describe(node: dict[str, Any]) -> str:
 
 
 def _spell(value: Any) -> str:
+    if isinstance(value, dict) and value.keys() == {"name", "version"}:
+        return f"{value['name']} {value['version']}"
     if isinstance(value, dict):
         return ", ".join(f"{key} {_spell(inner)}" for key, inner in value.items())
     if isinstance(value, list):

@@ -44,6 +44,10 @@ def test_an_engine_tells_its_plugins_with_their_attributes(
     assert {plugin["version"] for plugin in told["plugins"]} == {"1"}
     assert told["sidecar"]["targets"] == ["sm80"]
     assert _told(flash_trt, capsys, sidecar_path(engine)) == told
+    assert flash_trt("inspect", engine) == EXIT_OK
+    said = capsys.readouterr().out
+    assert "2 by our plugin" in said
+    assert "the plan holds every FlashAttention node with its attributes" in said
 
 
 def test_an_engine_that_is_not_its_sidecars_is_told_so(
@@ -53,7 +57,9 @@ def test_an_engine_that_is_not_its_sidecars_is_told_so(
         file.write(b"tampered")
     assert _told(flash_trt, capsys, engine)["trusted"] is False
     assert flash_trt("inspect", engine) == EXIT_OK
-    assert "NOT its sidecar's" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "NOT its sidecar's" in said
+    assert "by our plugin" not in said, "what the sidecar says is of another engine"
 
 
 @pytest.mark.parametrize("fallback", [True, False])
