@@ -8,9 +8,10 @@
 namespace flash_export::cpu {
 namespace {
 
-// Keys at a time; a multiple of kLanes. Fewer are slower where keys come from memory, more where from a
-// cache.
-constexpr int kSliceKeys = 64;
+// Keys at a time; a multiple of kLanes. Keys and values take turns, and the processor's own prefetching needs
+// a run of some length to get up to speed: asking for rows ahead in runs of 64 keys was a quarter to a third
+// slower, from a cache and from memory.
+constexpr int kSliceKeys = 512;
 
 // Up to so many rows slices are faster than a tile (measured with 1 to 8 rows of 2,048 keys: even at 4 with 4
 // and 8 lanes, at 5 with 16).
@@ -30,51 +31,37 @@ int64_t sliceScratch(RowProblem const& problem, int32_t count) {
   return kSliceKeys + count * roundUp(problem.head_dim, 16);
 }
 
-// Asks for kVectors vectors of a row that is needed soon. Keys and values take turns in runs of kSliceKeys
-// rows: too short for the processor's own prefetching to get up to speed.
-template <int kVectors, class Element>
-FLASH_INLINE void fetch(Element const* row) {
-  constexpr int kBytes = kVectors * kLanes * int(sizeof(Element));
-#pragma GCC unroll 8
-  for (int byte = 0; byte < kBytes; byte += 64) {
-    __builtin_prefetch(reinterpret_cast<char const*>(row) + byte);
-  }
-}
-
 // sums[i] += query . key[i] over kVectors vectors; of the kLanes keys, the ones past `count` repeat the last.
-template <int kVectors, bool kFetch, bool kWhole, class Element>
+template <int kVectors, bool kWhole, class Element>
 FLASH_INLINE void addScores(float const* query, Element const* key, int64_t stride, int count,
-                            Element const* value, int64_t value_stride, Floats (&sums)[kLanes]) {
+                            Floats (&sums)[kLanes]) {
   Floats q[kVectors];
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) q[v] = load(query + v * kLanes);
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) {
-    if constexpr (kFetch) fetch<kVectors>(value);
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) sums[i] += q[v] * load(key + v * kLanes);
-    if (kWhole || i + 1 < count) key += stride, value += value_stride;
-    __asm__("" : "+r"(key), "+r"(value));  // one pointer each, or the compiler keeps one for every key
+    if (kWhole || i + 1 < count) key += stride;
+    __asm__("" : "+r"(key));  // one pointer, or the compiler keeps one for every key
   }
 }
 
-// The scores of kLanes keys; of those, the ones past `count` repeat the last. With kFetch their values are
-// asked for.
-template <bool kFetch, bool kWhole, class Element>
+// The scores of kLanes keys; of those, the ones past `count` repeat the last.
+template <bool kWhole, class Element>
 FLASH_INLINE Floats scoreLanes(RowProblem const& problem, float const* query, int first, int count) {
-  int64_t const stride = problem.key_stride, value_stride = problem.value_stride;
+  int64_t const stride = problem.key_stride;
   Element const* const key = static_cast<Element const*>(problem.key) + first * stride;
-  Element const* const value = static_cast<Element const*>(problem.value) + first * value_stride;
   int const head_dim = problem.head_dim;
   Floats sums[kLanes];
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) sums[i] = splat(0.0f);
   int d = 0;
   for (; d + 4 * kLanes <= head_dim; d += 4 * kLanes) {
-    addScores<4, kFetch, kWhole>(query + d, key + d, stride, count, value + d, value_stride, sums);
+    addScores<4, kWhole>(query + d, key + d, stride, count, sums);
   }
   for (; d + kLanes <= head_dim; d += kLanes) {
-    addScores<1, kFetch, kWhole>(query + d, key + d, stride, count, value + d, value_stride, sums);
+    addScores<1, kWhole>(query + d, key + d, stride, count, sums);
   }
   if (d < head_dim) {
     Floats const q = load(query + d);
@@ -86,43 +73,41 @@ FLASH_INLINE Floats scoreLanes(RowProblem const& problem, float const* query, in
   return sumsOf(sums);
 }
 
-// output[kVectors * kLanes] = output * shrink + probs[keys] . value[keys][...]. With kFetch the keys that
-// follow are asked for; with kHoles some probs may be kHidden.
-template <int kVectors, bool kFetch, bool kHoles, class Element>
+// output[kVectors * kLanes] = output * shrink + probs[keys] . value[keys][...]. With kHoles some probs may be
+// kHidden.
+template <int kVectors, bool kHoles, class Element>
 FLASH_INLINE void addSlice(Element const* value, int64_t stride, float const* probs, int keys, float shrink,
-                           float* output, Element const* key, int64_t key_stride) {
+                           float* output) {
   Floats sums[kVectors];
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) sums[v] = load(output + v * kLanes) * shrink;
   for (int j = 0; j < keys; ++j) {
     Floats const p = splat(probs[j]);
-    if constexpr (kFetch) fetch<kVectors>(key);
     if (!kHoles || !isHidden(probs[j])) {
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) sums[v] += p * load(value + v * kLanes);
     }
-    key += key_stride, value += stride;
+    value += stride;
   }
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) store(output + v * kLanes, sums[v]);
 }
 
-template <bool kFetch, bool kHoles, class Element>
+template <bool kHoles, class Element>
 FLASH_INLINE void addSliceValues(RowProblem const& problem, int first, int keys, float const* probs,
                                  float shrink, float* output) {
-  int64_t const stride = problem.value_stride, key_stride = problem.key_stride;
+  int64_t const stride = problem.value_stride;
   Element const* const value = static_cast<Element const*>(problem.value) + first * stride;
-  Element const* const next = static_cast<Element const*>(problem.key) + (first + keys) * key_stride;
   int const v_head_dim = problem.v_head_dim;
   int d = 0;
   for (; d + 8 * kLanes <= v_head_dim; d += 8 * kLanes) {
-    addSlice<8, kFetch, kHoles>(value + d, stride, probs, keys, shrink, output + d, next + d, key_stride);
+    addSlice<8, kHoles>(value + d, stride, probs, keys, shrink, output + d);
   }
   for (; d + 4 * kLanes <= v_head_dim; d += 4 * kLanes) {
-    addSlice<4, kFetch, kHoles>(value + d, stride, probs, keys, shrink, output + d, next + d, key_stride);
+    addSlice<4, kHoles>(value + d, stride, probs, keys, shrink, output + d);
   }
   for (; d + kLanes <= v_head_dim; d += kLanes) {
-    addSlice<1, kFetch, kHoles>(value + d, stride, probs, keys, shrink, output + d, next + d, key_stride);
+    addSlice<1, kHoles>(value + d, stride, probs, keys, shrink, output + d);
   }
   if (d == v_head_dim) return;
   Floats sum = load(output + d) * shrink;
@@ -167,13 +152,13 @@ FLASH_INLINE float sumOf(Floats x) {
 }
 
 // scores[...] of the keys first <= j < last for one row, -inf behind them; returns the largest, or `most`.
-template <bool kFetch, class Element>
+template <class Element>
 FLASH_INLINE float scoreSlice(RowProblem const& problem, Row const& row, float const* query, int first,
                               int last, float most, float* scores) {
   Floats largest = splat(most);
   for (int j = first; j < last; j += kLanes) {
-    Floats s = last - j < kLanes ? scoreLanes<kFetch, false, Element>(problem, query, j, last - j)
-                                 : scoreLanes<kFetch, true, Element>(problem, query, j, kLanes);
+    Floats s = last - j < kLanes ? scoreLanes<false, Element>(problem, query, j, last - j)
+                                 : scoreLanes<true, Element>(problem, query, j, kLanes);
     if (problem.softcap > 0.0f) s = problem.softcap * tanhOf(s / problem.softcap);
     if (row.bias != nullptr) s = addBias(problem, row.bias, j, last - j, s);
     if (last - j < kLanes) s = laneNumbers() < last - j ? s : splat(-kInfinity);
@@ -183,11 +168,11 @@ FLASH_INLINE float scoreSlice(RowProblem const& problem, Row const& row, float c
   return largestOf(largest);
 }
 
-template <bool kFetch, class Element>
+template <class Element>
 FLASH_INLINE void addRow(RowProblem const& problem, Row const& row, float const* query, int first, int last,
                          float* scores, float* partial) {
   float const before = partial[0];
-  float const now = scoreSlice<kFetch, Element>(problem, row, query, first, last, before, scores);
+  float const now = scoreSlice<Element>(problem, row, query, first, last, before, scores);
   float const most = now == -kInfinity ? 0.0f : now;  // (-inf) - (-inf) would be NaN
   float const shrink = expOf(before - most);
   Floats sum{};
@@ -201,9 +186,9 @@ FLASH_INLINE void addRow(RowProblem const& problem, Row const& row, float const*
   partial[1] = partial[1] * shrink + sumOf(sum);
   float* const output = partial + kPartialOutput;
   if (row.bias == nullptr) {
-    addSliceValues<kFetch, false, Element>(problem, first, last - first, scores, shrink, output);
+    addSliceValues<false, Element>(problem, first, last - first, scores, shrink, output);
   } else {
-    addSliceValues<kFetch, true, Element>(problem, first, last - first, scores, shrink, output);
+    addSliceValues<true, Element>(problem, first, last - first, scores, shrink, output);
   }
 }
 
@@ -234,11 +219,7 @@ void runSlice(RowProblem const& problem, Row const* rows, int32_t count, int32_t
       int const to = smallerOf(smallerOf(key0 + kSliceKeys, last), rows[r].last);
       if (from >= to) continue;
       float const* const query = queries + r * query_size;
-      if (r == 0) {  // the other rows find them in the cache
-        addRow<true, Element>(problem, rows[r], query, from, to, scores, partials + r * size);
-      } else {
-        addRow<false, Element>(problem, rows[r], query, from, to, scores, partials + r * size);
-      }
+      addRow<Element>(problem, rows[r], query, from, to, scores, partials + r * size);
     }
   }
 }
