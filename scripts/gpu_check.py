@@ -3,9 +3,10 @@
 """Checks and times the built plugin on this machine's GPU, through its TensorRT interface; see gpu_check.sh.
 
 Correct: every row of the operator's contract and a few larger ones, enqueued plainly and replayed from a captured CUDA
-graph, against float64 by the contract's tolerance rule; a batch past 2^31 elements; and through the kernels' own door
-packed sequences and paged caches (gpu_check_caches.py). Fast: prefill and decoding beside PyTorch's SDPA, measured in
-turns, each call on other tensors than the one before.
+graph, against float64 by the contract's tolerance rule; a batch past 2^31 elements; through the kernels' own door
+packed sequences and paged caches (gpu_check_caches.py); and each primitive against its emulation
+(gpu_check_primitives.py). Fast: prefill and decoding beside PyTorch's SDPA, paged decoding beside a contiguous cache
+(gpu_check_paged.py), measured in turns, each call on other tensors than the one before.
 Exits 1 if a number is wrong.
 """
 
@@ -32,6 +33,8 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import gpu_check_caches as caches
+import gpu_check_paged as paged
+import gpu_check_primitives as primitives
 from contract import reference, tensors, tolerance
 from contract.cases import CASES, Case
 from plugin.driver import Buffer, Plugin, PluginFailed
@@ -280,6 +283,26 @@ def time_shape(device: Device, shape: Shape, rounds: int) -> dict[str, Any]:
                 )
 
         calls[name] = [functools.partial(attend, given) for given in inputs]
+    medians = in_turns(device, str(shape), calls, rounds)
+    return row_of(shape, medians, why_end_wrong(shape, *inputs[-1], outputs[-1]))
+
+
+def time_paged(device: Device, door: caches.Door, case: paged.PagedDecode, rounds: int) -> dict[str, Any]:
+    """The same of a step over a paged cache, beside one that lies in one piece."""
+    steps = [paged.Step(door, case, 10 * i) for i in range(CALLS_A_TURN)]
+    calls = {way: [step.call(way) for step in steps] for way in ("paged", "contiguous")}
+    medians = in_turns(device, str(case), calls, rounds)
+    return row_of(case, medians, [reason for step in steps[-1:] for reason in step.why_wrong()])
+
+
+def row_of(shape: Shape | paged.PagedDecode, medians: dict[str, float], wrong: list[str]) -> dict[str, Any]:
+    """A row of the table."""
+    rates = {name: shape.rate(ms) for name, ms in medians.items()}
+    return {"shape": str(shape), "ms": medians, "rates": rates, "wrong": wrong}
+
+
+def in_turns(device: Device, shape: str, calls: dict[str, list[Callable[[], Any]]], rounds: int) -> dict[str, float]:
+    """Median time of a call in ms; who does not run is left out, with a line that says why."""
     turns = {}
     for name, some in calls.items():
         try:
@@ -294,10 +317,7 @@ def time_shape(device: Device, shape: Shape, rounds: int) -> dict[str, Any]:
             elapsed = device.milliseconds(turn) / CALLS_A_TURN
             if i >= 2:  # the first ones warm the clocks
                 times[name].append(elapsed)
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    wrong = why_end_wrong(shape, *inputs[-1], outputs[-1])
-    rates = {name: shape.rate(ms) for name, ms in medians.items()}
-    return {"shape": str(shape), "ms": medians, "rates": rates, "wrong": wrong}
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def why_far_wrong(device: Device, batches: int) -> list[str]:
@@ -318,13 +338,14 @@ def why_far_wrong(device: Device, batches: int) -> list[str]:
 
 
 def print_times(rows: list[dict[str, Any]], device: Device) -> None:
-    """The table: time, rate and how many times as fast as each rival the plugin is."""
+    """The table: time, rate and how many times as fast as each rival the first, ours, is."""
     print(f"\nMedian times on {device.name}" + ("" if device.gpu else " (no measurement of anything)"))
     for row in rows:
-        ours = row["ms"]["plugin"]
+        first = next(iter(row["ms"]))
+        ours = row["ms"][first]
         print(f"  {row['shape']}")
         for name, ms in row["ms"].items():
-            beside = "" if name == "plugin" else f"   plugin is {ms / ours:5.2f} x as fast"
+            beside = "" if name == first else f"   {first} is {ms / ours:5.2f} x as fast"
             print(f"    {name:<12}{ms:10.3f} ms {row['rates'][name]}{beside}")
         for reason in row["wrong"]:
             print(f"    WRONG: {reason}")
@@ -335,6 +356,7 @@ def main() -> int:
     parser.add_argument("--build", type=Path, required=True, help="the build tree")
     parser.add_argument("--without-gpu", action="store_true", help="emulated kernels, few and small cases")
     parser.add_argument("--json", type=Path, help="write everything here too")
+    parser.add_argument("--fixture", type=Path, help="keep what the primitives gave here")
     arguments = parser.parse_args()
     if not arguments.without_gpu and not torch.cuda.is_available():
         print("gpu_check: PyTorch finds no GPU; --without-gpu tries what needs none", file=sys.stderr)
@@ -352,7 +374,12 @@ def main() -> int:
         print(f"no {FAR_BYTES / 2**30:.0f} GiB are free here: tensors past 2^31 elements are not tried")
     if reasons := why_far_wrong(device, FAR_BATCHES if large_enough else 3):
         wrong["far"] = reasons
-    rows = [time_shape(device, s, 15 if device.gpu else 1) for s in (TIMED if device.gpu else TIMED_ON_HOST)]
+    wrong |= primitives.check_all(
+        arguments.build.resolve(), gpu=device.gpu, device=device.name, fixture=arguments.fixture
+    )
+    rounds = 15 if device.gpu else 1
+    rows = [time_shape(device, s, rounds) for s in (TIMED if device.gpu else TIMED_ON_HOST)]
+    rows += [time_paged(device, door, c, rounds) for c in (paged.TIMED if device.gpu else paged.TIMED_ON_HOST)]
     print_times(rows, device)
     if arguments.json:
         report = {

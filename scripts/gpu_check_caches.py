@@ -73,18 +73,24 @@ class Door:
     def _stream(self) -> int:
         return torch.cuda.current_stream().cuda_stream if self._gpu else 0
 
-    def attend(self, arguments: FlashAttentionArgs) -> None:
-        """Enqueues the attention and waits.
+    def workspace(self, arguments: FlashAttentionArgs) -> torch.Tensor:
+        """What the attention asks for."""
+        size = self._library.flashAttentionWorkspace(ctypes.byref(arguments))
+        return torch.empty(size, dtype=torch.uint8, device=self.place)
+
+    def enqueue(self, arguments: FlashAttentionArgs, workspace: torch.Tensor) -> None:
+        """Enqueues the attention on PyTorch's current stream.
 
         Raises:
             RuntimeError: the door reports a cudaError_t.
         """
-        workspace = torch.empty(
-            self._library.flashAttentionWorkspace(ctypes.byref(arguments)), dtype=torch.uint8, device=self.place
-        )
         address = workspace.data_ptr() if workspace.numel() else None
         if status := self._library.flashAttentionLaunch(ctypes.byref(arguments), address, self._stream()):
             raise RuntimeError(f"flashAttentionLaunch: cudaError {status}")
+
+    def attend(self, arguments: FlashAttentionArgs) -> None:
+        """Enqueues the attention and waits; raises as ``enqueue``."""
+        self.enqueue(arguments, self.workspace(arguments))
         self.wait()
 
     def append(self, arguments: FlashAppendArgs) -> None:

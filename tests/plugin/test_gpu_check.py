@@ -29,16 +29,22 @@ def run(repo_root: Path, *arguments: str, **environment: str) -> subprocess.Comp
 
 def test_it_runs_without_a_gpu(repo_root: Path, native_build: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    done = run(repo_root, "--without-gpu", "--build", str(native_build), "--json", str(report))
+    fixture = tmp_path / "fixture.npz"
+    files = ["--json", str(report), "--fixture", str(fixture)]
+    done = run(repo_root, "--without-gpu", "--build", str(native_build), *files)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "All right" in done.stdout
     found = json.loads(report.read_text())
     assert found["cases"] >= 10
     assert "3 cases of packed sequences and paged caches right, 0 wrong" in done.stdout
     assert found["wrong"] == {}
-    assert [set(row["ms"]) for row in found["times"]] == [{"plugin", "PyTorch"}] * 2
+    assert "27 outputs of primitives, 0 wrong" in done.stdout
+    assert [set(row["ms"]) for row in found["times"]] == [{"plugin", "PyTorch"}] * 2 + [{"paged", "contiguous"}]
     assert "TFLOP/s" in found["times"][0]["rates"]["plugin"]
     assert "GB/s" in found["times"][1]["rates"]["plugin"]
+    assert "GB/s" in found["times"][2]["rates"]["paged"]
+    assert fixture.is_file()
+    assert done.stdout.rstrip().splitlines()[-1].startswith("All right")  # the table is last
 
 
 def test_it_ends_with_5_where_it_needs_a_gpu_and_finds_none(repo_root: Path, tmp_path: Path) -> None:
@@ -134,3 +140,25 @@ def test_a_batch_that_differs_from_itself_alone_is_noticed(
 
     assert gpu_check.why_far_wrong(gpu_check.Device(native_build, gpu=False), 3) == []
     assert "batch 2 of 3 differs" in gpu_check.why_far_wrong(Faulty(native_build, gpu=False), 3)[0]
+
+
+def test_a_paged_step_that_differs_from_a_contiguous_one_is_noticed(
+    repo_root: Path, native_build: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(repo_root / "scripts"))
+    import gpu_check
+
+    class Faulty(gpu_check.caches.Door):
+        def enqueue(self, arguments, workspace):  # type: ignore[no-untyped-def]
+            if arguments.page_table:
+                arguments.page_size *= 2
+            super().enqueue(arguments, workspace)
+
+    device = gpu_check.Device(native_build, gpu=False)
+    (case,) = gpu_check.paged.TIMED_ON_HOST
+    door = gpu_check.caches.Door(native_build, gpu=False)
+    assert gpu_check.time_paged(device, door, case, 1)["wrong"] == []
+    row = gpu_check.time_paged(device, Faulty(native_build, gpu=False), case, 1)
+    assert row["wrong"] != []
+    gpu_check.print_times([row], device)
+    assert "WRONG: the paged cache gives other bits" in capsys.readouterr().out

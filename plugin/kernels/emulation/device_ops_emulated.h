@@ -126,10 +126,12 @@ inline uint32_t packPair<BFloat>(float lo, float hi) {
 }
 
 inline float exp2Approx(float x) {
-  return x == 0.0f ? 1.0f : emulation::approximate(std::exp2(double(x)), x);  // ex2(0) is 1 on the device too
+  // ex2(0) is 1 on the device too.
+  return emulation::flushed(x) == 0.0f ? 1.0f : emulation::approximate(std::exp2(double(x)), x);
 }
 inline float log2Approx(float x) {
-  return x == 1.0f ? 0.0f : emulation::approximate(std::log2(double(x)), x);
+  float const normal = emulation::flushed(x);
+  return normal == 1.0f ? 0.0f : emulation::approximate(std::log2(double(normal)), normal);
 }
 inline float tanhPrecise(float x) { return std::tanh(x); }
 inline float multiplyAdd(float a, float b, float c) { return std::fma(a, b, c); }

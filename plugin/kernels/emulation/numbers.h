@@ -71,12 +71,15 @@ inline std::array<float, 65536> const& halfTable() {
   return table;
 }
 
+// A subnormal number is zero to the fast units, as argument and as result (.ftz).
+inline float flushed(float x) { return std::fabs(x) < 1.17549435e-38f ? std::copysign(0.0f, x) : x; }
+
 // `exact` as a unit with an error of up to 2 ulp may return it: -2 ... +2 ulp, fixed by the argument's bits.
-// An exact stand-in would hide what the approximation costs. Subnormal results are flushed (.ftz).
+// An exact stand-in would hide what the approximation costs.
 inline float approximate(double exact, float argument) {
   float const rounded = float(exact);
   if (!std::isfinite(rounded) || rounded == 0.0f) return rounded;
-  if (std::fabs(rounded) < 1.17549435e-38f) return std::copysign(0.0f, rounded);
+  if (flushed(rounded) == 0.0f) return flushed(rounded);
   int const error = int((ops::bitsOf(argument) * 2654435761u) >> 16) % 5 - 2;
   return ops::floatOf(ops::bitsOf(rounded) + uint32_t(error));
 }
