@@ -60,8 +60,8 @@ double rounded(FlashDtype dtype, double x) {
 std::string Problem::describe() const {
   static char const* const dtypes[] = {"fp32", "fp16", "bf16"};
   static char const* const layouts[] = {"rows-first", "heads-first", "packed", "gaps"};
-  static char const* const biases[] = {"",      "full",        "of-keys",    "of-queries",
-                                       "holes", "hidden-rows", "lowest-rows"};
+  static char const* const biases[] = {"",      "full",        "of-keys",     "of-queries",
+                                       "holes", "hidden-rows", "lowest-rows", "alibi"};
   std::string s = dtypes[dtype];
   auto const add = [&](char const* name, double value) {
     char text[48];
@@ -187,7 +187,7 @@ void Tensors::fillBias() {
   if (p.bias == Bias::kNone) return;
   bool const keys = p.bias != Bias::kOfQueries, queries = p.bias != Bias::kOfKeys;
   bool const batches = p.bias == Bias::kFull || p.bias == Bias::kOfKeys;
-  bool const heads = p.bias == Bias::kFull || p.bias == Bias::kHoles;
+  bool const heads = p.bias == Bias::kFull || p.bias == Bias::kHoles || p.bias == Bias::kAlibi;
   int const size[4] = {batches ? p.batch : 1, heads ? p.heads_q : 1, queries ? p.seqlen_q : 1,
                        keys ? p.seqlen_kv : 1};
   int64_t count = 1;
@@ -202,6 +202,11 @@ void Tensors::fillBias() {
   for (int64_t i = 0; i < count; ++i) {
     int64_t const row = i / size[3] % size[2];
     double x = normal(random);
+    if (p.bias == Bias::kAlibi) {  // Press, Smith & Lewis 2021, arXiv:2108.12409
+      int64_t const head = i / (size[2] * size[3]) % size[1], key = i % size[3];
+      double const slope = std::exp2(-8.0 * double(head + 1) / p.heads_q);
+      x = -slope * std::fabs(double(row + p.seqlen_kv - p.seqlen_q - key));
+    }
     if (p.bias == Bias::kHoles && random() % 4 == 0) x = -kInfinity;
     if (p.bias == Bias::kHiddenRows && row % 3 == 1) x = -kInfinity;
     if (p.bias == Bias::kLowestRows && row % 3 == 1) x = lowest(dtype);

@@ -25,6 +25,7 @@ enum class Bias {
   kHoles,       // [1, Hq, Sq, Skv], -inf here and there
   kHiddenRows,  // [1, 1, Sq, Skv], every third row full of -inf
   kLowestRows,  // [1, 1, Sq, Skv], every third row full of the lowest finite number
+  kAlibi,  // [1, Hq, Sq, Skv], a slope a head times the distance, which falls to the left and to the right
 };
 
 // Fields are those of FlashAttentionArgs.

@@ -193,7 +193,7 @@ std::vector<Problem> plainProblems(Variant const& v) {
 
 // What only a general kernel serves.
 std::vector<Problem> generalProblems(Variant const& v) {
-  std::vector<Problem> all(13, basicProblem(v));
+  std::vector<Problem> all(15, basicProblem(v));
   for (Problem& p : all) p.seqlen_q = std::min(p.seqlen_q, 39);
   all[0].head_dim = all[0].v_head_dim = smallestHeadDim(v);  // 1, 33, 65, 129: rows off 16 bytes
   all[1].layout = Layout::kGaps;
@@ -230,6 +230,16 @@ std::vector<Problem> generalProblems(Variant const& v) {
   all[12].heads_q = 4;
   all[12].seqlen_q = 5;
   all[12].splits = 3;
+  all[13].bias = Bias::kAlibi;
+  all[13].heads_q = 2;
+  all[13].causal = all[13].diagonal = 1;
+  all[14].bias = Bias::kAlibi;
+  all[14].float_bias = true;
+  all[14].heads_q = 4;
+  all[14].heads_kv = 2;
+  all[14].seqlen_q = 1;
+  all[14].splits = 3;
+  all[14].sinks = 2;
   return all;
 }
 
