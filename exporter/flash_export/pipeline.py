@@ -52,6 +52,7 @@ def run(options: Options, talk: Talk | None = None, loaded: Loaded | None = None
         UserError: one of its kinds, each with its exit code; nothing was published then.
     """
     talk = talk or Talk(quiet=options.quiet)
+    talk.steps = steps(options)
     output = output_path(options)
     if not options.dry_run:
         for path in written_paths(output, options.report):
@@ -63,6 +64,12 @@ def run(options: Options, talk: Talk | None = None, loaded: Loaded | None = None
                 _protect(loaded, output, options)
         with _exportable(loaded):
             return _export_and_fuse(options, loaded, Path(folder), output, talk)
+
+
+def steps(options: Options) -> tuple[str, ...]:
+    """The names of the steps that a run with these options has."""
+    first = ("load", "export", "find")
+    return first if options.dry_run else (*first, "rewrite", *(("check",) if options.check else ()), "save")
 
 
 def _export_and_fuse(options: Options, loaded: Loaded, folder: Path, output: Path, talk: Talk) -> Result:

@@ -32,12 +32,14 @@ def plain(text: str) -> str:
 class Talk:
     """Progress and warnings of one run. ``seconds`` holds each finished step's time, ``warnings`` what was warned of.
 
-    ``silent`` prints nothing at all: for callers that are programs.
+    ``silent`` prints nothing at all: for callers that are programs. ``steps`` names the steps to come, where they are
+    known: each is then counted, ``2/6``.
     """
 
     def __init__(self, *, quiet: bool = False, silent: bool = False) -> None:
         self.quiet = quiet or silent
         self.silent = silent
+        self.steps: tuple[str, ...] = ()
         self.warnings: list[str] = []
         self.seconds: dict[str, float] = {}
         self._err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -51,7 +53,8 @@ class Talk:
     def step(self, name: str, what: str) -> Iterator[None]:
         """Times the block as step ``name``; ``what`` says in a few words what it does."""
         start = time.monotonic()
-        self._step = f"{name:<8} {plain(what)}"
+        count = f"{self.steps.index(name) + 1}/{len(self.steps)} " if name in self.steps else ""
+        self._step = f"{count}{name:<8} {plain(what)}"
         live = self._err.status(self._step) if self._err.is_terminal and not self.quiet else contextlib.nullcontext()
         with live as self._status:
             yield

@@ -217,6 +217,23 @@ def _empty(path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("flags", "steps"),
+    [
+        ((), ["1/6 load", "2/6 export", "3/6 find", "4/6 rewrite", "5/6 check", "6/6 save"]),
+        (("--no-check",), ["1/5 load", "2/5 export", "3/5 find", "4/5 rewrite", "5/5 save"]),
+        (("--dry-run",), ["1/3 load", "2/3 export", "3/3 find"]),
+    ],
+    ids=["all", "no check", "dry run"],
+)
+def test_each_step_is_counted_of_those_that_the_run_has(
+    flags: tuple[str, ...], steps: list[str], attention: Path, capsys
+) -> None:
+    assert run(attention, *flags) == 0
+    lines = [line.split() for line in capsys.readouterr().err.splitlines() if "/" in line.split()[0]]
+    assert [" ".join(words[:2]) for words in lines] == steps
+
+
 @pytest.mark.parametrize("make", [lambda path: path, _empty, _text, _truncated_zip, _state_dict])
 def test_an_unreadable_source_is_usage(make, tmp_path: Path, capsys) -> None:
     assert run(make(tmp_path / "model.pt")) == 2
