@@ -3,6 +3,7 @@
 #pragma once
 #if defined(__AVX512DQ__)
 #include <immintrin.h>
+// The forms with a mask, of which every lane is set: GCC 12 warns of what the plain ones leave undefined.
 #endif
 
 #include "simd.h"
@@ -18,7 +19,7 @@ FLASH_INLINE Floats expOf(Floats x) {
 #if defined(__AVX512DQ__)
   __asm__("" : "+v"(t));  // or x * log2(e) might be fused into t - f below, which must be a whole number
   // t less the nearest integer; 0 for -inf.
-  Floats const f = _mm512_reduce_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  Floats const f = _mm512_maskz_reduce_ps(0xffff, t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
   // Adding it leaves round(t) + 127 in the low bits: the exponent field of 2^round(t).
   constexpr float kRound = 12582912.0f + 127.0f;
@@ -33,7 +34,7 @@ FLASH_INLINE Floats expOf(Floats x) {
   Floats const high = f * 0x1.5bba14p-10f + 0x1.3cea88p-7f;
   Floats const power = f2 * (f2 * high + middle) + low;
 #if defined(__AVX512DQ__)
-  return _mm512_scalef_ps(power, t - f);
+  return _mm512_maskz_scalef_ps(0xffff, power, t - f);
 #else
   // A product, not an addition to the exponent's bits: a NaN must stay one.
   return power * floatsOf(bitsOf(rounded) << 23);
