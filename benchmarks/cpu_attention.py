@@ -6,162 +6,53 @@ Every round runs each way for a moment, one after the other, and what is printed
 Runtime and PyTorch have a process each, and the idle one sleeps. Memory is the peak that one run adds in a fresh
 process.
 
-    python benchmarks/cpu_attention.py                # rewrites the tables in docs/performance.md, in a few minutes
-    python benchmarks/cpu_attention.py --check        # only prints them
-    python benchmarks/cpu_attention.py --full         # more lengths and rounds, half an hour
+    python benchmarks/cpu_attention.py            # rewrites tables and plot of docs/performance.md, in ten minutes
+    python benchmarks/cpu_attention.py --check    # only prints them
+    python benchmarks/cpu_attention.py --full     # more rounds, ways with an S x S matrix at 2,048 too; half an hour
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import platform
 import re
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from cpu_bench import (
+    FULL,
+    ONNX_PEERS,
+    OURS,
+    QUICK,
+    SHAPES,
+    TORCH,
+    VARIANTS,
+    Bench,
+    Runner,
+    decode,
+    measure_all,
+    measure_lowered,
+    square,
+    variant_problem,
+)
 from cpu_chart import chart
 from cpu_graphs import GRAPHS, Problem, takes
-from cpu_runner import PEAKS
+from cpu_peaks import Peaks, best_target, measure
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "performance.md"
 CHART = ROOT / "docs" / "cpu_attention.svg"
 BEGIN, END = "<!-- cpu-table:begin -->", "<!-- cpu-table:end -->"
-TORCH = "PyTorch SDPA"
-OURS = ("operator", "operator [B, S, H·D]")
-ONNX_PEERS = tuple(way for way in GRAPHS if way not in OURS)
 MIB = 2**20
 MODELS = ("demo", "text_generation")
 """Samples whose models are timed whole, where they have been run."""
 LENGTHS_OF_MODELS = (128, 512)  # the encoder ends there
-
-
-class Runner:
-    """A process of cpu_runner.py."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, str(Path(__file__).with_name("cpu_runner.py"))]
-        environment = {**os.environ, "KMP_BLOCKTIME": "0", "OMP_WAIT_POLICY": "PASSIVE"}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-
-    def ask(self, **request: Any) -> float:
-        """Its answer: seconds, or bytes."""
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        print(json.dumps(request), file=stdin, flush=True)
-        answer = stdout.readline()
-        if not answer:
-            raise SystemExit(f"the measuring process ended at {request}")
-        return float(json.loads(answer))
-
-    def close(self) -> None:
-        """Ends the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
-    """How much is measured."""
-
-    lengths: tuple[int, ...]
-    matrix_length: int  # beyond it, ways that hold an S x S matrix take too long
-    rounds: int
-    seconds: float
-
-
-QUICK = Plan(lengths=(512, 1024, 2048), matrix_length=1024, rounds=5, seconds=0.05)
-FULL = Plan(lengths=(512, 1024, 2048, 4096, 8192), matrix_length=2048, rounds=7, seconds=0.2)
-SHAPES = ((8, 64), (12, 64), (8, 128), (12, 128))
-Times = dict[tuple[Problem, int, str], float]
-"""(problem, threads, way) -> seconds of one run."""
-
-
-class Bench:
-    """Two processes that take turns, and what they measured."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.times: Times = {}
-        self._onnx, self._torch = Runner(), Runner()
-
-    def measure(self, problem: Problem, threads: int, ways: Iterable[str]) -> None:
-        """Fills ``times`` for the ways that can express the problem."""
-        able = [way for way in ways if way == TORCH or takes(way, problem)]
-        print(f"measuring: {problem}, {threads} threads", file=sys.stderr)
-        seen: dict[str, list[float]] = {way: [] for way in able}
-        for _ in range(self.plan.rounds):
-            for way in able:
-                runner = self._torch if way == TORCH else self._onnx
-                request = {"way": way, "threads": threads, "problem": dataclasses.asdict(problem)}
-                seen[way].append(runner.ask(**request, seconds=self.plan.seconds))
-        self.times |= {(problem, threads, way): statistics.median(times) for way, times in seen.items()}
-
-    def model(self, way: str, path: Path, length: int, threads: int) -> float:
-        """Seconds of a whole model."""
-        request = {"way": way, "threads": threads, "model": str(path), "length": length}
-        return self._onnx.ask(**request, seconds=5 * self.plan.seconds)
-
-    def peak(self, way: str) -> float:
-        """Operations or bytes a second of one thread, at the most."""
-        seconds = min(self._torch.ask(way=way, threads=1, seconds=0.5) for _ in range(self.plan.rounds))
-        return PEAKS[way] / seconds
-
-    def close(self) -> None:
-        """Ends both processes."""
-        self._onnx.close()
-        self._torch.close()
-
-
-def square(heads: int, head_dim: int, length: int, **more: Any) -> Problem:
-    return Problem(heads=heads, head_dim=head_dim, seqlen_q=length, seqlen_kv=length, **more)
-
-
-def decode(heads: int, head_dim: int, kv_heads: int = 0) -> Problem:
-    return Problem(heads=heads, head_dim=head_dim, seqlen_q=1, seqlen_kv=2048, kv_heads=kv_heads)
-
-
-def measure_all(bench: Bench) -> None:
-    """Everything that the tables show but memory and models."""
-    two_way = (OURS[0], TORCH)
-    for causal in (False, True):
-        for length in bench.plan.lengths:
-            for heads, head_dim in SHAPES:
-                lean = [*OURS, "GroupQueryAttention", TORCH]
-                everything = lean if length > bench.plan.matrix_length else [*GRAPHS, TORCH]
-                bench.measure(square(heads, head_dim, length, causal=causal), 1, everything)
-                bench.measure(square(heads, head_dim, length, causal=causal), 2, two_way)
-    for heads, head_dim in SHAPES:
-        for threads in (1, 2):
-            for kv_heads in (0, heads // 4, 1):
-                bench.measure(decode(heads, head_dim, kv_heads), threads, [OURS[0], *ONNX_PEERS, TORCH])
-        for variant in VARIANTS.values():
-            bench.measure(variant_problem(heads, head_dim, variant), 1, [OURS[0], *ONNX_PEERS, TORCH])
-
-
-VARIANTS: dict[str, dict[str, Any]] = {
-    "no mask": {},
-    "additive mask [B, 1, 1, Skv]": {"mask": "keys"},
-    "additive mask [B, 1, Sq, Skv]": {"mask": "full"},
-    "4 query heads a key head": {"group": 4},
-}
-
-
-def variant_problem(heads: int, head_dim: int, variant: dict[str, Any]) -> Problem:
-    more = {"kv_heads": heads // variant["group"]} if "group" in variant else variant
-    return square(heads, head_dim, 1024, **more)
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -235,7 +126,39 @@ def torch_table(bench: Bench) -> str:
 
 
 def torch_cells(bench: Bench, problems: dict[int, list[Problem]]) -> list[str]:
-    return [f"{ratio(bench, problems[d], n, OURS[0], TORCH):.2f}" for d in (64, 128) for n in (1, 2)]
+    """D 64 and 128, one and two threads; empty where it was not measured."""
+    cells = []
+    for head_dim in (64, 128):
+        for threads in (1, 2):
+            there = [(p, threads, TORCH) in bench.times for p in problems[head_dim]]
+            known = bool(there) and all(there)
+            cells.append(f"{ratio(bench, problems[head_dim], threads, OURS[0], TORCH):.2f}" if known else "")
+    return cells
+
+
+def bound_table(bench: Bench, peaks: Peaks) -> str:
+    """How near the operator is to what one thread can do at the most."""
+    rows = []
+    for title, causal in (("full", False), ("causal", True)):
+        for head_dim in (64, 128):
+            problems = {n: [square(h, head_dim, n, causal=causal) for h in (8, 12)] for n in bench.plan.lengths}
+            found = [speed(bench, problems[n], OURS[0]) for n in bench.plan.lengths]
+            cells = ["" if x is None else f"{100e9 * x / peaks.products:.0f} %" for x in found]
+            rows.append([f"{title}, D {head_dim}", *cells])
+    return markdown(["of the peak of products", *(f"S = {n:,}" for n in bench.plan.lengths)], rows)
+
+
+def decode_sentence(bench: Bench) -> str:
+    """Bytes of keys and values a second."""
+    seen = {
+        way: [p.kv_bytes / bench.times[p, 1, way] / 1e9 for p in (decode(8, 64), decode(8, 128))]
+        for way in (OURS[0], TORCH)
+    }
+    both = [
+        "{} {:.0f} and {:.0f} GB/s".format(name, *seen[way])
+        for name, way in (("the operator", OURS[0]), (TORCH, TORCH))
+    ]
+    return f"Decoding 8 heads of 64 and of 128 on one thread reads keys and values at: {'; '.join(both)}."
 
 
 def variant_table(bench: Bench) -> str:
@@ -324,14 +247,26 @@ def main() -> None:
     bench = Bench(plan)
     measure_all(bench)
     present = [path for path in arguments.models if path.is_file()]
+    target = best_target()
+    peaks = measure(target)
     parts = [
         machine(),
         "Useful GFLOP/s on one thread, medians over 8 and 12 heads of 64 and 128:",
         speed_table(bench),
-        f"A product of large matrices in PyTorch, the most that this processor does: {bench.peak('product') / 1e9:.0f} "
-        f"GFLOP/s on one thread; one thread reads memory at {bench.peak('read') / 1e9:.0f} GB/s.",
+        f"One thread does {peaks.products / 1e9:.0f} GFLOP/s at the most in fused products from registers, and reads "
+        f"{peaks.cache / 1e9:.0f} GB/s from a cache of 8 MiB and {peaks.memory / 1e9:.0f} GB/s from memory "
+        f"(`python benchmarks/cpu_peaks.py`). The operator's share of the former:",
+        bound_table(bench, peaks),
+        decode_sentence(bench),
         "How many times faster than PyTorch, medians over 8 and 12 heads:",
         torch_table(bench),
+    ]
+    if target == "avx512":
+        parts += [
+            "The same where both are lowered to AVX2 (ONNX Runtime's own ways cannot be lowered, and are left out):",
+            torch_table(measure_lowered(plan)),
+        ]
+    parts += [
         "How many times faster than ONNX Runtime's own ways, medians over 8 and 12 heads of 64 and 128:",
         onnx_table(bench),
         "What masks and groups cost:",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that times one runtime: ONNX Runtime or PyTorch. Two thread pools in one process disturb each other.
 
-Reads one JSON object a line, ``{"way", "problem" or "model", "threads", "seconds"}`` (neither for PEAKS), and answers
-with the seconds that one run takes, or with the memory that a first run adds when ``seconds`` is 0.
+Reads one JSON object a line, ``{"way", "problem" or "model", "threads", "seconds"}``, and answers with the seconds that
+one run takes, or with the memory that a first run adds when ``seconds`` is 0.
 """
 
 from __future__ import annotations
@@ -21,30 +21,36 @@ from cpu_graphs import Problem
 
 Run = Callable[[], Any]
 
-PEAK_SIZE = 2048
-PEAKS = {"product": 2 * PEAK_SIZE**3, "read": 2**28}
-"""Way -> floating-point operations of one matrix product, bytes of one read of memory."""
-
 
 def main() -> None:
     """Answers until its input ends."""
     subject = ""
     ways: dict[str, Run] = {}
+    took: dict[str, float] = {}
     for line in sys.stdin:
         request = json.loads(line)
         seconds, way = request.pop("seconds"), request.pop("way")
         if subject != json.dumps(request):  # a new problem: lets go of the old one's sessions
-            subject, ways = json.dumps(request), {}
+            subject, ways, took = json.dumps(request), {}, {}
         if way not in ways:
-            ways[way] = open_way(way, **request)
-        answer = timed(ways[way], seconds) if seconds else added_bytes(ways[way])
+            ways[way] = open_way(way, bound=seconds > 0, **request)
+        if seconds:
+            answer = took[way] = timed(ways[way], seconds, warm_up=took.get(way, 0.0) < seconds)
+        else:
+            answer = added_bytes(ways[way])
         print(json.dumps(answer), flush=True)
 
 
-def open_way(way: str, threads: int, problem: dict[str, Any] | None = None, model: str = "", length: int = 0) -> Run:
-    """What one run is."""
-    if way in PEAKS:
-        return peak_run(way, threads)
+def open_way(
+    way: str,
+    threads: int,
+    problem: dict[str, Any] | None = None,
+    model: str = "",
+    length: int = 0,
+    *,
+    bound: bool = False,
+) -> Run:
+    """What one run is. With ``bound``, a session of ONNX Runtime has its arrays bound once: a run passes none."""
     if model:
         return model_run(way, Path(model), threads, length)
     assert problem is not None
@@ -52,7 +58,27 @@ def open_way(way: str, threads: int, problem: dict[str, Any] | None = None, mode
         return torch_run(Problem(**problem), threads)
     graph = cpu_graphs.GRAPHS[way](Problem(**problem))
     session = onnx_session(graph.model().SerializeToString(), threads, ours=way.startswith("operator"))
+    if bound:
+        return bound_run(session, graph)
     return lambda: session.run([graph.output], graph.inputs)
+
+
+def bound_run(session: Any, graph: cpu_graphs.Graph) -> Run:
+    """A run between arrays that stay where they are; it returns what ``session.run`` would."""
+    import onnxruntime
+
+    binding = session.io_binding()
+    output = onnxruntime.OrtValue.ortvalue_from_numpy(session.run([graph.output], graph.inputs)[0])
+    inputs = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in graph.inputs.items()}
+    for name, value in inputs.items():
+        binding.bind_ortvalue_input(name, value)
+    binding.bind_ortvalue_output(graph.output, output)
+
+    def run() -> list[Any]:
+        session.run_with_iobinding(binding)
+        return [output]
+
+    return run
 
 
 def onnx_session(model: bytes | str, threads: int, *, ours: bool) -> Any:
@@ -97,21 +123,10 @@ def model_run(way: str, path: Path, threads: int, length: int) -> Run:
     return lambda: session.run(None, feeds)
 
 
-def peak_run(way: str, threads: int) -> Run:
-    """What the processor can do at the most: PEAKS[way] operations or bytes a run, by PyTorch's BLAS and sum."""
-    import torch
-
-    torch.set_num_threads(threads)
-    if way == "product":
-        a, b = torch.randn(2, PEAK_SIZE, PEAK_SIZE)
-        return lambda: a @ b
-    numbers = torch.ones(PEAKS["read"] // 4)
-    return numbers.sum
-
-
-def timed(run: Run, seconds: float) -> float:
-    """Seconds of one run, the mean over ``seconds``; one run first that does not count."""
-    run()
+def timed(run: Run, seconds: float, *, warm_up: bool = True) -> float:
+    """Seconds of one run, the mean over ``seconds``; with ``warm_up`` one run first that does not count."""
+    if warm_up:
+        run()
     count, start = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - start) < seconds or count == 0:
         run()

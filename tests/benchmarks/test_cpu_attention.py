@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import cpu_attention  # noqa: E402
 import cpu_graphs  # noqa: E402
+import cpu_peaks  # noqa: E402
 import cpu_runner  # noqa: E402
 from contract.reference import attention  # noqa: E402
 from cpu_chart import chart  # noqa: E402
@@ -39,11 +41,14 @@ def test_every_way_computes_the_same(way: str, problem: Problem) -> None:
         given["query"], given["key"], given["value"],
         scale=problem.head_dim**-0.5, causal=int(problem.causal), diagonal=1, bias=given.get("mask"),
     )  # fmt: skip
-    run = cpu_runner.open_way(way, 1, problem={f: getattr(problem, f) for f in Problem.__dataclass_fields__})
-    output = np.asarray(run())[0] if way in GRAPHS else run().numpy()
-    if output.ndim == 3:
-        output = np.swapaxes(output.reshape(1, -1, problem.heads, problem.head_dim), 1, 2)
-    np.testing.assert_allclose(output, wanted, atol=2e-5)
+    for bound in (False, True):
+        fields = {f: getattr(problem, f) for f in Problem.__dataclass_fields__}
+        result = cpu_runner.open_way(way, 1, problem=fields, bound=bound)()
+        result = result[0] if way in GRAPHS else result
+        output = result if isinstance(result, np.ndarray) else result.numpy()
+        if output.ndim == 3:
+            output = np.swapaxes(output.reshape(1, -1, problem.heads, problem.head_dim), 1, 2)
+        np.testing.assert_allclose(output, wanted, atol=2e-5)
 
 
 def test_a_causal_mask_halves_the_products_that_count() -> None:
@@ -94,8 +99,22 @@ def test_the_graphs_are_named_as_the_tables_name_them() -> None:
     assert set(cpu_attention.OURS) <= set(cpu_graphs.GRAPHS)
 
 
-@pytest.mark.parametrize("way", cpu_runner.PEAKS)
-def test_a_peak_is_measured_in_the_same_process_as_pytorch(way: str) -> None:
-    runner = cpu_attention.Runner()
-    assert 0 < runner.ask(way=way, threads=1, seconds=0.01) < 10
-    runner.close()
+def test_the_peaks_are_those_of_a_processor() -> None:
+    peaks = cpu_peaks.measure(cpu_peaks.best_target())
+    assert 1e9 < peaks.products < 1e13
+    assert 1e8 < peaks.memory < 1e13
+    assert 1e8 < peaks.cache < 1e14
+
+
+def test_a_lowered_process_runs_lower_kernels() -> None:
+    """The seeded fault: a name that nobody knows must reach the library."""
+    runner = cpu_attention.Runner({"FLASH_TRT_CPU_TARGET": "none"})
+    problem = Problem(heads=1, head_dim=8, seqlen_q=1, seqlen_kv=1)
+    with pytest.raises(SystemExit, match="ended"):
+        runner.ask(way="operator", threads=1, problem=dataclasses.asdict(problem), seconds=0.01)
+
+
+def test_what_was_not_measured_is_an_empty_cell() -> None:
+    bench = cpu_attention.Bench.__new__(cpu_attention.Bench)
+    bench.times, bench.plan = {}, cpu_attention.QUICK
+    assert cpu_attention.torch_cells(bench, {64: [cpu_attention.decode(8, 64)], 128: []}) == [""] * 4
