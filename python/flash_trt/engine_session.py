@@ -51,6 +51,9 @@ class EngineSession:
         self._outputs = [n for n in names if n not in self._inputs]
         # Sizes that TensorRT computes shapes from stay in the host's memory.
         self._on_host = {n for n in names if engine.get_tensor_location(n) == trt.TensorLocation.HOST}
+        # An output that is written over an input, as a cache is, has that input's memory; older TensorRTs tell of none.
+        aliased_input = getattr(engine, "get_aliased_input_tensor", lambda name: None)
+        self._memory_of = {name: aliased_input(name) or name for name in self._outputs}
         self._device = cuda.Device()
         self._context = engine.create_execution_context()
         self._host: dict[str, np.ndarray] = {}
@@ -100,7 +103,7 @@ class EngineSession:
                 outputs[name] = self._host[name].copy()
                 continue
             outputs[name] = np.empty(tuple(self._context.get_tensor_shape(name)), self._dtypes[name])
-            self._device.download(outputs[name], self._buffers[name][0])
+            self._device.download(outputs[name], self._buffers[self._memory_of[name]][0])
         return outputs
 
     def time(self, feeds: Feeds) -> float:
@@ -175,6 +178,8 @@ class EngineSession:
             if name in self._on_host:
                 self._host[name] = made
                 self._context.set_tensor_address(name, made.ctypes.data)
+            elif self._memory_of[name] != name:
+                self._context.set_tensor_address(name, self._buffers[self._memory_of[name]][0])
             else:
                 self._place(name, made.nbytes)
 

@@ -83,6 +83,31 @@ def test_the_outputs_are_the_engines_at_every_shape_in_any_order(
     assert not runtime.open
 
 
+@GRAPH
+def test_a_cache_that_is_written_in_place_has_one_memory(runtime: FakeRuntime, tmp_path: Path, graph: bool) -> None:
+    def append(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        arrays["cache"][:, -1] = arrays["new"]  # the memory of both: the output has it already
+        return {"total": arrays["cache"].sum()}
+
+    float32 = np.dtype(np.float32)
+    tensors = [
+        Tensor("cache", float32, "FLOAT"),
+        Tensor("new", float32, "FLOAT"),
+        Tensor("cache_out", float32, "FLOAT", lambda shapes, _: shapes["cache"]),
+        Tensor("total", float32, "FLOAT", lambda shapes, _: ()),
+    ]
+    engine = FakeEngine(runtime, tensors, append)
+    engine.get_aliased_input_tensor = lambda name: {"cache_out": "cache"}.get(name)
+    session = EngineSession(loaded(engine, tmp_path / "m.engine"), cuda_graph=graph)
+    for length in (3, 5, 3):
+        cache, new = np.ones((2, length), np.float32), np.array([7, 9], np.float32)
+        made = session.run({"cache": cache, "new": new})
+        np.testing.assert_array_equal(made["cache_out"], np.concatenate([cache[:, 1:], new[:, None]], 1))
+        assert made["total"] == 2 * (length - 1) + 16
+    session.close()
+    assert not runtime.memory
+
+
 @pytest.mark.parametrize("kind", ["HALF", "BF16"])
 def test_floats_are_rounded_to_the_engines_type(runtime: FakeRuntime, tmp_path: Path, kind: str) -> None:
     session = EngineSession(loaded(attention_engine(runtime, kind), tmp_path / "m.engine"))
