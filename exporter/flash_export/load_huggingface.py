@@ -24,9 +24,9 @@ _FLOATS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 def load_folder(options: Options) -> Loaded:
     """Builds the model that ``config.json`` names and loads the folder's safetensors into it.
 
-    Inputs come from the model: ``input_ids``, ``attention_mask`` and, where it takes them, ``token_type_ids``,
-    ``decoder_input_ids`` and ``pixel_values``; or ``pixel_values`` alone; or ``input_features`` of speech. Batch and
-    lengths are dynamic. ``--input`` replaces them.
+    Inputs come from the model: ``input_ids``, ``attention_mask`` and, where it takes them, ``token_type_ids``, ``bbox``
+    (places on a page), ``decoder_input_ids`` and ``pixel_values``; or ``pixel_values`` alone; or ``input_features`` of
+    speech. Batch and lengths are dynamic. ``--input`` replaces them.
 
     Raises:
         UsageError: no model folder, broken weights, or an architecture whose inputs must be named.
@@ -84,6 +84,8 @@ def default_inputs(module: Any, dtype: str) -> tuple[InputSpec, ...]:
         seq = Dim(SEQ, 1, _longest(module, text))
         names = ["input_ids", "attention_mask", *_token_types(config, taken)]
         specs = [InputSpec(name, "int64", (batch, seq)) for name in names if name in taken]
+        if "bbox" in taken:
+            specs.append(InputSpec("bbox", "int64", (batch, seq, 4)))
         if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in taken:
             specs.append(InputSpec("decoder_input_ids", "int64", (batch, Dim("decoder_seq", 1, seq.high))))
         vision = getattr(config, "vision_config", None)

@@ -31,6 +31,7 @@ TEXT = SMALL | {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+PAGES = TEXT | {"max_2d_position_embeddings": 48, "coordinate_size": 4, "shape_size": 4, "visual_embed": False}
 GROUPED = TEXT | {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 4}
 MOE = {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 8}
 T5 = {"num_layers": 1, "num_heads": 3, "d_model": 24, "d_kv": 8, "d_ff": 40, "vocab_size": 71}
@@ -60,6 +61,9 @@ def draw(value: ir.Value, sizes: dict[str, int], generator: np.random.Generator)
         mask = np.ones(shape, np.int64)
         mask[0, (shape[1] + 1) // 2 :] = 0
         return mask
+    if value.name == "bbox":  # left, top, right, bottom
+        corners = generator.integers(0, 48, shape)
+        return np.concatenate([corners.reshape(*shape[:2], 2, 2).min(2), corners.reshape(*shape[:2], 2, 2).max(2)], -1)
     return generator.integers(0, 2 if value.name == "token_type_ids" else 71, shape)
 
 
@@ -72,6 +76,7 @@ def draw(value: ir.Value, sizes: dict[str, int], generator: np.random.Generator)
         ("MistralModel", GROUPED | {"sliding_window": 4}, 2, {"batch": (1, 2**31 - 1), "seq": (1, 48)}),
         # A window that leaves no row without a key: Gemma's float64 fill is -inf to its float32 softmax.
         ("Gemma2Model", GROUPED | {"sliding_window": 16}, 2, {"batch": (1, 2**31 - 1), "seq": (1, 48)}),
+        ("LayoutLMv3Model", PAGES, 2, {"batch": (1, 2**31 - 1), "seq": (1, 47)}),
         ("ViTModel", SMALL | {"image_size": 24, "patch_size": 8}, 2, {"batch": (1, 2**31 - 1)}),
         (
             "T5Model",
