@@ -161,7 +161,7 @@ def _warn_of_range(largest: Mapping[str, float]) -> list[str]:
     return [
         f"Q·Kᵀ of {len(near)} attention(s) comes {where} the {_FLOAT16_MAX:,.0f} that float16 holds: {near[worst]:,.0f}"
         f" at {worst}. The unfused model {gives} infinity and NaN there; the FlashAttention node keeps scores in"
-        " float32. Compare the two files by an export with --dtype fp32, or keep the model in bf16"
+        " float32. Compare the two in float32, as this check does, or export the model in bf16 or fp32"
     ]
 
 
