@@ -95,7 +95,8 @@ def _draw(
         return draw_mask(rng, shape, kind, turn=seed).astype(numpy_dtype)
     if role.kind == "length":
         lows, highs = zip(*(span.limits(sizes) for span in role.spans), strict=True)
-        limits = (max(lows), max(max(lows), min(highs)))
+        low = max(0, *lows)
+        limits = (low, max(low, min(highs)))
         return draw_lengths(rng, shape, limits, full=kind == "full", turn=seed).astype(numpy_dtype)
     if role.kind == "size":
         return np.ones(shape, numpy_dtype)

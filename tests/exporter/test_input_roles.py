@@ -113,11 +113,12 @@ def test_without_a_past_the_total_is_the_new_keys() -> None:
     assert (drawn(proto, "last") == 2).all()  # fewer would leave rows unspecified
 
 
-def test_a_shift_on_the_way_is_taken_back() -> None:
+@pytest.mark.parametrize(("by", "least", "most"), [("Sub", 2, 68), ("Add", 0, 66)])
+def test_a_shift_on_the_way_is_taken_back(by: str, least: int, most: int) -> None:
     proto = graphs.model(
         graphs.LENGTHS
         + graphs.PRODUCT
-        + "one_less = Sub (n, i1)\n wide_n = Unsqueeze (one_less, ax1)\n"
+        + f"one_less = {by} (n, i1)\n wide_n = Unsqueeze (one_less, ax1)\n"
         + MASKS["shown_before"].replace("many", "wide_n")
         + "\n"
         + graphs.REST,
@@ -125,7 +126,8 @@ def test_a_shift_on_the_way_is_taken_back() -> None:
         constants=AXES,
     )
     lengths = drawn(proto, "n")
-    assert (lengths.min() >= 2, lengths.max()) == (True, 68)
+    assert (lengths.min() >= least, lengths.max()) == (True, most)
+    assert drawn(proto, "n", sizes=SIZES | {"T": 0}).min() >= 0
 
 
 PROVEN = {
