@@ -8,13 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
+from contract import cache_cases
+from contract.cache_cases import CACHE_CASES
+from contract.cache_model import node_of
+from contract.cases import CASES
+from contract.node_model import feeds, inputs_of, model_of
+from contract.node_model import node_of as node_of_case
 from contract.reference import attention
+from contract.tensors import make, node_inputs
 from python.attention_models import BF16, FLOAT, HALF, HEAD_DIM, HEADS, SCALE, fused, unfused
 
 from flash_export.errors import EXIT_MISSING, EXIT_OK, EXIT_UNSAFE, EXIT_UNSUPPORTED, EXIT_USAGE, UsageError
-from flash_trt import engine_file, gpu, ort, tensor_files
+from flash_trt import engine_file, gpu, ort, session, tensor_files
 from flash_trt.build import sidecar_path
 
 Command = Callable[..., int]
@@ -135,6 +143,20 @@ def test_inputs_that_do_not_fit_are_refused_by_name(
 def test_an_output_with_another_suffix_is_refused_before_anything_runs(tmp_path: Path, flash_trt: Command) -> None:
     assert flash_trt("run", tmp_path / "no_such.onnx", "-o", tmp_path / "out.pkl") == EXIT_USAGE
     assert flash_trt("run", tmp_path / "no_such.onnx") == EXIT_USAGE
+
+
+def test_beside_the_library_a_cache_form_runs_by_its_body_and_is_named(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case, tensors = CASES[0], cache_cases.make(next(c for c in CACHE_CASES if c.name == "decode"))
+    arrays = node_inputs(case, make(case))
+    nodes = [node_of_case(case, inputs_of(case, arrays, "a_"), "a_"), node_of(tensors, "b_")]
+    onnx.save(onnx.shape_inference.infer_shapes(model_of(nodes, 18)), tmp_path / "m.onnx")
+    given = feeds(case, arrays, "a_") | {f"b_{name}": array for name, array in tensors.given.items()}
+    np.savez(tmp_path / "in.npz", **given)
+    assert flash_trt("run", tmp_path / "m.onnx", "--inputs", tmp_path / "in.npz") == EXIT_OK
+    assert f"{ort.LIBRARY}; FlashAttentionCache by {ort.BODIES}" in " ".join(capsys.readouterr().out.split())
+    assert len(session(tmp_path / "m.onnx").run(None, given)) == 6
 
 
 # --- what cannot run here ---------------------------------------------------------------------------------------------
