@@ -118,18 +118,52 @@ def translate(program: ExportedProgram, opset: int) -> ir.Model:
         aten._scaled_dot_product_flash_attention_for_cpu.default: export_sdpa.attention_for_cpu,
     }
     try:
-        exported = torch.onnx.export(
-            program,
-            dynamo=True,
-            opset_version=opset,
-            custom_translation_table=table,
-            optimize=False,
-            verbose=False,
-        )
+        with _copied_before_reshapes(program):
+            exported = torch.onnx.export(
+                program,
+                dynamo=True,
+                opset_version=opset,
+                custom_translation_table=table,
+                optimize=False,
+                verbose=False,
+            )
     except Exception as error:  # the exporter raises many types; each is a model it cannot translate
         raise _untranslatable(error) from error
     model: ir.Model = exported.model
     return model
+
+
+@contextlib.contextmanager
+def _copied_before_reshapes(program: ExportedProgram) -> Iterator[None]:
+    """Inside, what an attention gives is copied before it takes another shape.
+
+    The exporter turns a reshape into a view by the strides that the attention has, and computes those anew later on,
+    where they may come out as others.
+    """
+    import torch
+
+    aten = torch.ops.aten
+    reshapes = (aten.view.default, aten.reshape.default)
+    copies = []
+    for module in program.graph_module.modules():
+        for node in list(module.graph.nodes) if isinstance(module, torch.fx.GraphModule) else ():
+            above = node.args[0] if node.target in reshapes else None
+            while above is not None and above.target is aten.transpose.int:
+                above = above.args[0]
+            if above is not None and above.target is aten.scaled_dot_product_attention.default:
+                with module.graph.inserting_before(node):
+                    copy = module.graph.call_function(
+                        aten.clone.default, (node.args[0],), {"memory_format": torch.contiguous_format}
+                    )
+                copy.meta = dict(node.args[0].meta)
+                node.args = (copy, *node.args[1:])
+                copies.append((node, copy))
+    try:
+        yield
+    finally:
+        for node, copy in copies:
+            node.args = (copy.args[0], *node.args[1:])
+            copy.graph.erase_node(copy)
 
 
 def _untranslatable(error: BaseException) -> UserError:

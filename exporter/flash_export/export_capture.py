@@ -154,11 +154,15 @@ def capture(loaded: Loaded, call: Call) -> Captured:
     fixed = {dim.name for dim in dims if dim.high is not None}
     notes: list[str] = []
     left_out: dict[str, list[int]] = {}
-    for _ in range(3):
+    deferred = False
+    for _ in range(4):
         try:
-            program = _export(loaded, ranges)
+            program = _export(loaded, ranges, deferred=deferred)
         except torch._dynamo.exc.UserError as error:
             narrowed = _narrowed(str(error), ranges)
+            if narrowed is None and not deferred and _is_unproven_guard(str(error)):
+                deferred = True
+                continue
             if narrowed is None:
                 raise _uncapturable(error, ranges) from error
             ends = _excluded(str(error)) or []
@@ -178,7 +182,9 @@ def capture(loaded: Loaded, call: Call) -> Captured:
     raise _uncapturable(RuntimeError("the ranges of the dynamic dimensions do not settle"), ranges)
 
 
-def _export(loaded: Loaded, ranges: dict[str, tuple[int, int | None]]) -> torch.export.ExportedProgram:
+def _export(
+    loaded: Loaded, ranges: dict[str, tuple[int, int | None]], *, deferred: bool
+) -> torch.export.ExportedProgram:
     assert loaded.module is not None
     dims = {name: torch.export.Dim(name, min=low, max=high) for name, (low, high) in ranges.items()}
     named = {
@@ -190,7 +196,14 @@ def _export(loaded: Loaded, ranges: dict[str, tuple[int, int | None]]) -> torch.
     args, kwargs = _call_arguments(loaded)
     # At some failures PyTorch prints the whole graph so far.
     with torch.no_grad(), _plain_attention(), contextlib.redirect_stderr(io.StringIO()):
-        return torch.export.export(loaded.module, args, kwargs, dynamic_shapes=shapes, strict=False)
+        return torch.export.export(
+            loaded.module,
+            args,
+            kwargs,
+            dynamic_shapes=shapes,
+            strict=False,
+            prefer_deferred_runtime_asserts_over_guards=deferred,
+        )
 
 
 @contextlib.contextmanager
@@ -309,6 +322,15 @@ def _uncapturable(error: Exception, ranges: dict[str, tuple[int, int | None]]) -
         need="a module that torch.export.export captures",
         do="try torch.export.draft_export on it, which names each place; or give an ONNX file",
     )
+
+
+def _is_unproven_guard(text: str) -> bool:
+    """A condition on sizes that PyTorch can neither prove nor turn into a range.
+
+    Left for the run, it names no size that the model cannot have: whether the graph is right at other sizes than the
+    example's is tried afterwards, as for every export.
+    """
+    return "Constraints violated" in text and "generated guard" in text and "Suggested fixes" not in text
 
 
 def _user_frame(text: str) -> str:

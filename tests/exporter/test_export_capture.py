@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -197,3 +198,29 @@ def test_a_tensor_comes_back_from_numpy_as_it_was(dtype: torch.dtype, shape: tup
 def test_a_transposed_array_goes_to_pytorch_as_it_reads() -> None:
     array = np.arange(6.0).reshape(2, 3).T
     assert export_capture.from_numpy(array).tolist() == array.tolist()
+
+
+UNPROVEN = """Constraints violated (seq)! For more information, run with TORCH_LOGS="+dynamic".
+  - Not all values of seq = L['x'].size()[1] in the specified range satisfy the generated guard \
+(L['x'].size()[1]*min(32, 32*L['x'].size()[1])) == (32*L['x'].size()[1]).
+"""
+
+
+def test_a_condition_that_pytorch_cannot_prove_is_left_for_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a mixture of experts: true for every length, in terms that PyTorch does not compute with."""
+    export = torch.export.export
+    asked: list[bool] = []
+
+    def proves_nothing(*args: Any, **named: Any) -> torch.export.ExportedProgram:
+        asked.append(named["prefer_deferred_runtime_asserts_over_guards"])
+        if not asked[-1]:
+            raise torch._dynamo.exc.UserError(torch._dynamo.exc.UserErrorType.CONSTRAINT_VIOLATION, UNPROVEN)
+        return export(*args, **named)
+
+    monkeypatch.setattr(torch.export, "export", proves_nothing)
+    argument = Argument("input", torch.ones(2, 5), {1: Dim("seq", 1, 64)})
+    loaded = Loaded(tmp_path, "module", torch.nn.ReLU(), arguments=(argument,))
+    assert export_capture.capture(loaded, export_capture.call_of(loaded)).ranges == {"seq": (1, 64)}
+    assert asked == [False, True]

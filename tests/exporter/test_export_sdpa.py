@@ -16,6 +16,7 @@ import pytest
 import torch
 from exporter.torch_models import Attention, standard_normal
 
+import flash_export
 from flash_export.errors import UnsupportedModel
 from flash_export.export import quiet, translate
 
@@ -151,3 +152,27 @@ def test_half_precision_keeps_its_type() -> None:
 def test_dropout_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="dropout"):
         exported(Case("dropout", arguments={"dropout_p": 0.1}), 18, dynamic=False)
+
+
+class LearnedBias(torch.nn.Module):
+    """With a bias that has a gradient PyTorch decomposes the call into other operators, of other strides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = torch.nn.Linear(24, 24)
+        self.slopes = torch.nn.Parameter(torch.tensor([0.5, 0.25, 0.125]).reshape(3, 1, 1))
+
+    def forward(self, x: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        heads = self.project(x).view(batch, length, 3, 8).transpose(1, 2)
+        bias = distances.unsqueeze(1) * self.slopes
+        output = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, bias)
+        return output.transpose(1, 2).reshape(batch, length, -1)
+
+
+def test_an_attention_whose_strides_change_is_still_reshaped() -> None:
+    inputs = {"x": torch.randn(2, 5, 24), "distances": torch.randn(2, 5, 5)}
+    dynamic = {"x": {0: "batch", 1: "seq=1..64"}, "distances": {0: "batch", 1: "seq=1..64", 2: "seq=1..64"}}
+    result = flash_export.export(LearnedBias().eval(), inputs, dynamic_shapes=dynamic)
+    assert [site.status for site in result.sites] == ["fused"]
+    assert "Identity" not in {node.op_type for node in result.model.graph}

@@ -63,7 +63,7 @@ def test_reshape_targets_computed_in_the_graph_are_known() -> None:
 
 def test_a_concat_has_the_rank_of_any_input_that_is_known() -> None:
     """A branch of the legacy exporter may have either of two ranks, and what joins it tells which."""
-    branches = "then_branch = one () => (float[2, 3] a) { a = Identity (x) }, else_branch = other () => (b) { b = Squeeze (x) }"
+    branches = "then_branch = one () => (a) { a = Identity (x) }, else_branch = other () => (b) { b = Squeeze (x) }"
     found = shapes(
         f"u = If <{branches}> (c)\n y = Concat <axis = 1> (x, u)\n",
         "float[B, 3] x, bool c",
