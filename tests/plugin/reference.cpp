@@ -92,4 +92,19 @@ char const* judge(std::vector<float> const& output, std::vector<double> const& t
   return error <= 2 * noise + 2 * ulp ? "" : "an error above the tolerance rule's";
 }
 
+char const* judgeLse(std::vector<float> const& lse, std::vector<double> const& truth) {
+  if (lse.size() != truth.size()) return "another number of elements";
+  for (size_t i = 0; i < truth.size(); ++i) {
+    if (std::isinf(truth[i]) || std::isinf(lse[i])) {
+      if (lse[i] != truth[i]) return "an infinity where the reference has none, or the reverse";
+      continue;
+    }
+    float const size = std::abs(float(truth[i]));
+    double const ulp = double{std::nextafter(size, INFINITY)} - size;
+    // Written so that NaN fails.
+    if (!(std::abs(lse[i] - truth[i]) <= std::max(1e-3, 4 * ulp))) return "an error above the lse's bound";
+  }
+  return "";
+}
+
 }  // namespace reference

@@ -31,4 +31,8 @@ Result attention(Problem const& problem);
 char const* judge(std::vector<float> const& output, std::vector<double> const& truth,
                   std::vector<double> const& base);
 
+// The same for the lse, whose bound is max(1e-3, 4 ulp) of its own: it is a logarithm, and a GPU's has an
+// error.
+char const* judgeLse(std::vector<float> const& lse, std::vector<double> const& truth);
+
 }  // namespace reference

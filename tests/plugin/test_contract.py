@@ -8,23 +8,22 @@ from pathlib import Path
 import pytest
 from contract import emulated_library, tensors
 from contract.cases import CASES, Case
+from contract.implementations import EmulatedKernels
 from contract.tolerance import why_lse_rejected, why_rejected
 
 from plugin import host_plugin
 from plugin.driver import PluginFailed
 
 
-def why_not(case: Case, given: tensors.Tensors) -> list[str]:
-    return emulated_library.why_unsupported(emulated_library.Problem(case, given).arguments)
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_enqueue_computes_the_operator(case: Case, native_build: Path) -> None:
     given = tensors.make(case)
-    if reasons := why_not(case, given):
+    if reasons := emulated_library.why_unsupported(emulated_library.Problem(case, given).arguments):
         with pytest.raises(PluginFailed, match="cannot run"):
             host_plugin.run(native_build, case, given)
         pytest.skip("refused by the kernels, and so by the plugin: " + "; ".join(reasons))
+    if reasons := EmulatedKernels().why_not(case, given):
+        pytest.skip("; ".join(reasons))
     output, lse = host_plugin.run(native_build, case, given)
     reference, reference_lse, base = tensors.expected(case)
     reasons = why_rejected(output, reference, base, softcap=case.softcap)
