@@ -12,7 +12,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 from contract import tensors
-from contract.cases import CASES, Case
+from contract.cases import CASES as TABLE
+from contract.cases import Case
 from contract.implementations import run_in_onnxruntime
 from contract.node_model import feeds, inputs_of, model_of, model_of_case, node_of, results
 from contract.tolerance import why_lse_rejected, why_rejected
@@ -26,6 +27,8 @@ from flash_export.op import ATTENTION_OPERATORS, DOMAIN, OPERATORS, VERSION, reg
 
 OPSETS = (11, 12, 13, 14, 15, 17, 18, 21, 23)
 """One before and one after each change that the bodies depend on, and what exporters use."""
+CASES = [case for case in TABLE if not case.is_odd_value_hidden]
+"""The rows that bodies promise: 0 times NaN or an infinity is NaN in standard operators (docs/op.md)."""
 BY_NAME = {case.name: case for case in CASES}
 
 
