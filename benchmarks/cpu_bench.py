@@ -65,7 +65,7 @@ class Plan:
 
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)
-QUICK = Plan(lengths=LENGTHS, matrix_length=1024, two_thread_length=4096, rounds=7, seconds=0.05)
+QUICK = Plan(lengths=LENGTHS, matrix_length=1024, two_thread_length=2048, rounds=7, seconds=0.05)
 FULL = Plan(lengths=LENGTHS, matrix_length=2048, two_thread_length=8192, rounds=15, seconds=0.1)
 LOWERED = {
     "FLASH_TRT_CPU_TARGET": "avx2",
@@ -75,6 +75,7 @@ LOWERED = {
 }
 """Variables that lower the operator and PyTorch with its libraries to AVX2; ONNX Runtime has none for its own."""
 SHAPES = ((8, 64), (12, 64), (8, 128), (12, 128))
+"""(heads, head dim); at the longest lengths those of 8 heads alone."""
 Times = dict[tuple[Problem, int, str], float]
 """(problem, threads, way) -> seconds of one run."""
 
@@ -114,6 +115,12 @@ def square(heads: int, head_dim: int, length: int, **more: Any) -> Problem:
     return Problem(heads=heads, head_dim=head_dim, seqlen_q=length, seqlen_kv=length, **more)
 
 
+def squares(length: int, *, causal: bool, head_dim: int = 0) -> list[Problem]:
+    """The problems of one length, of every head dim or of one."""
+    shapes = [(h, d) for h, d in SHAPES if head_dim in (0, d) and (h == 8 or length <= 4096)]
+    return [square(h, d, length, causal=causal) for h, d in shapes]
+
+
 def decode(heads: int, head_dim: int, kv_heads: int = 0) -> Problem:
     return Problem(heads=heads, head_dim=head_dim, seqlen_q=1, seqlen_kv=2048, kv_heads=kv_heads)
 
@@ -126,10 +133,10 @@ def measure_all(bench: Bench) -> None:
             ways = [*GRAPHS, TORCH]
             if length > bench.plan.matrix_length:
                 ways = [*OURS, "GroupQueryAttention", TORCH] if length <= 2048 else [*two_way]
-            for heads, head_dim in SHAPES:
-                bench.measure(square(heads, head_dim, length, causal=causal), 1, ways)
+            for problem in squares(length, causal=causal):
+                bench.measure(problem, 1, ways)
                 if length <= bench.plan.two_thread_length:
-                    bench.measure(square(heads, head_dim, length, causal=causal), 2, two_way)
+                    bench.measure(problem, 2, two_way)
     for heads, head_dim in SHAPES:
         for threads in (1, 2):
             for kv_heads in (0, heads // 4, 1):
