@@ -57,12 +57,12 @@ Tried once:
   Wav2Vec2 (not from the folder, whose inputs have to be named). All 97 attentions of the 38 exports are fused, proven,
   found wrong with a scale 1 % off, and within 2e-6 of PyTorch in float64 (BEiT 1.3e-5). One thing was missing: a
   folder of LayoutLMv3 was exported without `bbox`. Opset 23 of Starcoder2 runs on a batch of one alone.
-- Every architecture of transformers 5.24 from Afmoe to EXAONE 4 that one rule makes small enough and PyTorch exports, with
-  padding masks where it takes one: 46 as a module from Python, 101 attentions fused and 2 refused (DiffLlama multiplies
-  its probabilities with two tensors, `probabilities_used`); 40 in eager form by the legacy exporter at opset 17, 105
-  attentions, all fused. All fused ones are proven. Missing were: queries that a batch shares (AIMv2), a rank that only a
-  Concat tells (DINOv3), a learned bias whose attention changes its strides (Doge), experts and caches of a module from
-  Python, and PyTorch's own rounding beside the graph's (BEiT).
+- Every architecture of transformers 5.24 from Afmoe to EXAONE 4 that one rule makes small enough and PyTorch exports,
+  with padding masks where it takes one: 46 as a module from Python, 101 attentions fused and 2 refused (DiffLlama
+  multiplies its probabilities with two tensors, `probabilities_used`); 40 in eager form by the legacy exporter at
+  opset 17, 105 attentions, all fused. All fused ones are proven. Missing were: queries that a batch shares (AIMv2), a
+  rank that only a Concat tells (DINOv3), a learned bias whose attention changes its strides (Doge), experts and
+  caches of a module from Python, and PyTorch's own rounding beside the graph's (BEiT).
 - The corpus's 23 files of the legacy exporter, saved again by ONNX Runtime 1.32 at its basic, extended and full level
   of optimization: all 60 attentions are fused at each level, and proven at the extended one.
 - ONNX Runtime GenAI's form (`tests/end_to_end/genai_models.py`): GroupQueryAttention with packed Q, K and V, rotation
