@@ -91,4 +91,4 @@ def test_no_kernel_spills_on_any_architecture(
     assert done.returncode == 0, done.stdout + done.stderr
     for architecture in ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120"):
         assert architecture in done.stdout.splitlines()[0]
-    assert ("HalfAppend" in done.stdout) == ("door" in library_name)
+    assert "HalfAppend" in done.stdout  # the cache forms of the plugin append, as does the door
