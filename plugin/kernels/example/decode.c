@@ -3,7 +3,8 @@
  * The kernels without TensorRT: one step of decoding, 8 query heads that share 2 key-value heads, over 300 cached
  * keys of 512 allocated. Prints the log-sum-exp and the first numbers of each head.
  *
- *   cc decode.c -I.. -I$CUDA/include -lflash_attention_kernels -lcudart_static -lstdc++ -ldl -lpthread -lrt
+ *   cc decode.c -I.. -I$CUDA/include -L$BUILD/plugin/kernels -lflash_attention_kernels -L$CUDA/lib64 -lcudart_static \
+ *      -lstdc++ -ldl -lpthread -lrt -lm
  *
  * FLASH_ON_HOST: against the emulated kernels, with everything in host memory.
  */
