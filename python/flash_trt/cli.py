@@ -294,13 +294,18 @@ def triton(
     max_batch: Annotated[int, typer.Option(min=1, help="Largest batch of an ONNX file; an engine has its own.")] = 8,
     instances: Annotated[int, typer.Option(min=1, help="Copies of the model that serve at once.")] = 1,
     delay_us: Annotated[int, typer.Option(min=0, help="How long a request waits for others to batch with.")] = 100,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME:MIN,OPT,MAX", help="Shapes of an ONNX file on the GPU, spelled as for build."),
+    ] = None,
     trust_engine: Annotated[
         bool, typer.Option("--trust-engine", help="Serve an engine without our sidecar. An engine is code.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings, errors and results.")] = False,
 ) -> int:
     """Puts a model, its configuration and our libraries into a Triton model repository; prints the server's line."""
-    options = TritonOptions(repository, model, name, device, max_batch, instances, delay_us, trust_engine)
+    given = tuple(shape or ())
+    options = TritonOptions(repository, model, name, device, max_batch, instances, delay_us, given, trust_engine)
     print(triton_step(options, Talk(quiet=quiet)).server_line)
     return 0
 

@@ -74,14 +74,18 @@ class Profile:
 
     def trtexec_flags(self) -> list[str]:
         """The same shapes as words of a command line of ``trtexec``; none for a static model."""
-        if not self.ranges:
-            return []
-        columns = {
-            "--minShapes": [f"{r.name}:{spell(r.smallest)}" for r in self.ranges],
-            "--optShapes": [f"{r.name}:{spell(r.usual)}" for r in self.ranges],
-            "--maxShapes": [f"{r.name}:{spell(r.largest)}" for r in self.ranges],
+        return [f"--{kind}Shapes={shapes}" for kind, shapes in self._columns().items()]
+
+    def provider_parameters(self) -> dict[str, str]:
+        """The same shapes as options of ONNX Runtime's TensorRT provider; none for a static model."""
+        return {f"trt_profile_{kind}_shapes": shapes for kind, shapes in self._columns().items()}
+
+    def _columns(self) -> dict[str, str]:
+        kinds = {"min": "smallest", "opt": "usual", "max": "largest"} if self.ranges else {}
+        return {
+            kind: ",".join(f"{range_.name}:{spell(getattr(range_, field))}" for range_ in self.ranges)
+            for kind, field in kinds.items()
         }
-        return [f"{flag}={','.join(shapes)}" for flag, shapes in columns.items()]
 
     def as_json(self) -> dict[str, dict[str, list[int]]]:
         """name -> {"min", "opt", "max"}."""

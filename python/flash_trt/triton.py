@@ -3,8 +3,9 @@
 
     DIR/NAME/config.pbtxt, DIR/NAME/1/model.plan or model.onnx, DIR/NAME/lib/ with our libraries
 
-An engine gets our plugin through the autoload library, which the server preloads; ONNX Runtime's CPU backend gets the
-operator library through the configuration.
+An engine gets our plugin through the autoload library, which the server preloads. An ONNX file on the GPU runs in ONNX
+Runtime's TensorRT provider, which is given the autoload library by the configuration too (see ``tensorrt_provider``);
+on the CPU the configuration names the operator library.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import shlex
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -23,8 +24,8 @@ import onnx
 from flash_export.errors import MissingHere, UnsupportedModel, UsageError
 from flash_export.save import check_output
 from flash_export.talk import Talk
-from flash_trt import cpu_operator, engine_file, native, onnx_file, plugin_library
-from flash_trt.onnx_file import GraphInput
+from flash_trt import cpu_operator, engine_file, native, onnx_file, plugin_library, shapes, tensorrt_provider
+from flash_trt.onnx_file import GraphInput, OnnxFile
 
 AUTOLOAD = "libflash_attention_autoload.so"
 _TYPES = {
@@ -48,6 +49,7 @@ class TritonOptions:
     max_batch: int = 8
     instances: int = 1
     delay_us: int = 100
+    shapes: tuple[str, ...] = ()
     trust_engine: bool = False
 
 
@@ -61,14 +63,18 @@ class Repository:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Served:
-    """One model as Triton sees it: its files by their names in the version's folder, and what the server needs."""
+    """One model as Triton sees it: its files by their names in the version's folder, and what the server needs.
+
+    ``provider`` are parameters of ONNX Runtime's TensorRT provider beside the library's path.
+    """
 
     platform: str
-    files: dict[str, Path]
+    files: dict[str, Path | bytes]
     inputs: Sequence[GraphInput]
     outputs: Sequence[GraphInput]
     libraries: tuple[Path, ...]
     max_batch: int
+    provider: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def triton(options: TritonOptions, talk: Talk) -> Repository:
@@ -77,20 +83,26 @@ def triton(options: TritonOptions, talk: Talk) -> Repository:
     Raises:
         UsageError: an unreadable model, a name that is taken or no folder's name.
         UnsafeInput: an engine that is not its sidecar's, unless trusted.
-        UnsupportedModel: an engine of TensorRT for RTX, which Triton does not run, or a type that it does not know.
+        UnsupportedModel: an engine of TensorRT for RTX, which Triton does not run, a type that it does not know, or an
+            ONNX file that the TensorRT provider does not take.
         MissingHere: one of our libraries is not here.
     """
     name = options.name or options.model.name.partition(".")[0]
     folder = options.repository / name
     _require_free_name(name, folder)
     with talk.step("read", str(options.model)):
-        served = _engine(options) if engine_file.is_engine(options.model) else _onnx(options)
+        is_engine = engine_file.is_engine(options.model)
+        _require_no_shapes(options, is_engine)
+        served = _engine(options) if is_engine else _onnx(options, talk)
     with talk.step("write", str(folder)), tempfile.TemporaryDirectory(dir=options.repository, prefix=".") as scratch:
         made = Path(scratch) / name
         (made / "1").mkdir(parents=True)
         (made / "lib").mkdir()
         for target, source in served.files.items():
-            shutil.copyfile(source, made / "1" / target)
+            if isinstance(source, bytes):
+                (made / "1" / target).write_bytes(source)
+            else:
+                shutil.copyfile(source, made / "1" / target)
         for library in served.libraries:
             shutil.copy(library, made / "lib")
         (made / "config.pbtxt").write_text(config(name, served, options), encoding="utf-8")
@@ -154,14 +166,50 @@ def _engine(options: TritonOptions) -> _Served:
     )
 
 
-def _onnx(options: TritonOptions) -> _Served:
+def _require_no_shapes(options: TritonOptions, is_engine: bool) -> None:
+    if options.shapes and (is_engine or options.device == "cpu"):
+        raise UsageError(
+            "--shape is not for this model",
+            where="--shape",
+            got="an engine, which has shapes of its own" if is_engine else "an ONNX file on the CPU, which needs none",
+            need="an ONNX file on the GPU",
+            do="leave --shape out",
+        )
+
+
+def _onnx(options: TritonOptions, talk: Talk) -> _Served:
     file = onnx_file.read(options.model)
-    files = {"model.onnx": options.model} | {path.name: path for path in file.external_files}
-    libraries: tuple[Path, ...] = ()
-    if file.flash_nodes:
-        on_gpu = options.device == "gpu"
-        libraries = (_autoload(), plugin_library.find()) if on_gpu else (Path(cpu_operator.cpu_operator_path()),)
+    weights: dict[str, Path | bytes] = {path.name: path for path in file.external_files}
+    if file.flash_nodes and options.device == "gpu":
+        return _in_provider(options, file, weights, talk)
+    libraries = (Path(cpu_operator.cpu_operator_path()),) if file.flash_nodes else ()
+    files = {"model.onnx": options.model} | weights
     return _Served("onnxruntime_onnx", files, file.inputs, file.output_tensors, libraries, options.max_batch)
+
+
+def _in_provider(options: TritonOptions, file: OnnxFile, weights: dict[str, Path | bytes], talk: Talk) -> _Served:
+    """The model for ONNX Runtime's TensorRT provider, which gets our plugin."""
+    model, computed_in = tensorrt_provider.provider_model(file)
+    parameters = {}
+    if onnx.TensorProto.FLOAT16 in computed_in:
+        parameters["precision_mode"] = "FP16"
+        talk.warn("TensorRT 10 in ONNX Runtime may compute this model's float32 parts in float16; an engine does not")
+    batch = options.max_batch
+    if options.shapes:
+        profile = shapes.plan_profile(file.inputs, [shapes.parse(text) for text in options.shapes], file.dim_ranges)
+        parameters |= profile.provider_parameters()
+        batch = min([batch, *(range_.largest[0] for range_ in profile.ranges if range_.largest)])
+    else:
+        talk.warn("no --shape: ONNX Runtime builds an engine at the first request and again at every larger shape")
+    return _Served(
+        "onnxruntime_onnx",
+        {"model.onnx": model.SerializeToString()} | weights,
+        file.inputs,
+        file.output_tensors,
+        (_autoload(), plugin_library.find()),
+        batch,
+        parameters,
+    )
 
 
 def _autoload() -> Path:
@@ -194,12 +242,19 @@ def config(name: str, served: _Served, options: TritonOptions) -> str:
     if batch:
         parts.append(f"dynamic_batching {{ max_queue_delay_microseconds: {options.delay_us} }}")
     if served.platform == "onnxruntime_onnx" and served.libraries:
+        library = str((options.repository / name / "lib" / served.libraries[0].name).absolute())
         if options.device == "gpu":
-            parts.append('optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }')
+            parts.append(_accelerator(served.provider | {"trt_extra_plugin_lib_paths": library}))
         else:
-            library = (options.repository / name / "lib" / served.libraries[0].name).absolute()
-            parts.append(f"model_operations {{ op_library_filename: {json.dumps(str(library))} }}")
+            parts.append(f"model_operations {{ op_library_filename: {json.dumps(library)} }}")
     return "\n".join(parts) + "\n"
+
+
+def _accelerator(parameters: Mapping[str, str]) -> str:
+    """ONNX Runtime's TensorRT provider with its options, as Triton's ONNX Runtime backend spells them."""
+    spelled = " ".join(f"parameters {{ key: {json.dumps(k)} value: {json.dumps(v)} }}" for k, v in parameters.items())
+    inner = f'gpu_execution_accelerator {{ name: "tensorrt" {spelled} }}'
+    return f"optimization {{ execution_accelerators {{ {inner} }} }}"
 
 
 def _batch_symbol(served: _Served) -> str:

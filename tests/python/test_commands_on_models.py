@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -118,6 +119,17 @@ def test_triton_gets_the_model_with_its_operator(model: Exported, tmp_path: Path
     assert "max_batch_size: 8" in config
     assert "model_operations" in config
     assert all(f'"{name}"' in config for name in model.usual)
+
+
+def test_triton_on_a_gpu_gets_the_model_with_every_attention_as_a_plugin(
+    model: Exported, tmp_path: Path, flash_trt: Command
+) -> None:
+    assert flash_trt("triton", tmp_path / "models", model.fused, "--name", "served") == EXIT_OK
+    served = onnx.load(tmp_path / "models" / "served" / "1" / "model.onnx", load_external_data=False)
+    assert [n.op_type for n in served.graph.node if n.domain == "trt.plugins"] == [model.operator] * model.attentions
+    assert not served.functions
+    config = (tmp_path / "models" / "served" / "config.pbtxt").read_text()
+    assert "trt_extra_plugin_lib_paths" in config
 
 
 def test_an_engine_without_a_shape_has_every_attention_as_a_plugin_and_inspect_finds_them(

@@ -76,18 +76,57 @@ def test_an_onnx_file_is_served_on_the_cpu_with_the_operator_library(
     onnxruntime.InferenceSession(repository / "my" / "1" / "model.onnx", served)
 
 
-def test_an_onnx_file_on_the_gpu_gets_the_plugin_by_preloading(
+def test_an_onnx_file_on_the_gpu_has_its_nodes_where_the_provider_finds_plugins_and_the_plugins_path(
     schema: ModuleType, tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert flash_trt("triton", tmp_path / "my models", fused(tmp_path / "m.onnx")) == EXIT_OK
-    folder = tmp_path / "my models" / "m"
-    preload, server, where = shlex.split(capsys.readouterr().out.strip())
-    assert preload == f"LD_PRELOAD={folder / 'lib' / 'libflash_attention_autoload.so'}"
+    folder, told = tmp_path / "my models" / "m", capsys.readouterr()
+    autoload = str(folder / "lib" / "libflash_attention_autoload.so")
+    preload, server, where = shlex.split(told.out.strip())
+    assert preload == f"LD_PRELOAD={autoload}"
     assert [server, where] == ["tritonserver", f"--model-repository={tmp_path / 'my models'}"]
     assert (folder / "lib" / "libflash_attention_plugin.so").is_file()
     config = _config(schema, folder)
-    assert config.optimization.execution_accelerators.gpu_execution_accelerator[0].name == "tensorrt"
+    (accelerator,) = config.optimization.execution_accelerators.gpu_execution_accelerator
+    assert accelerator.name == "tensorrt"
+    assert dict(accelerator.parameters) == {"trt_extra_plugin_lib_paths": autoload}
     assert config.instance_group[0].kind == schema.ModelInstanceGroup.KIND_GPU
+    served = onnx.load(folder / "1" / "model.onnx")
+    assert [node.domain for node in served.graph.node] == ["trt.plugins"]
+    assert not served.functions, "a function body would run silently where the plugin is missing"
+    assert "no --shape" in told.err
+
+
+def test_shapes_and_precision_of_an_onnx_file_go_to_the_provider(
+    schema: ModuleType, tmp_path: Path, flash_trt: Command
+) -> None:
+    model = fused(tmp_path / "m.onnx", dtype=HALF)
+    shape = f"query:1x{HEADS}x1x{HEAD_DIM},2x{HEADS}x37x{HEAD_DIM},3x{HEADS}x131x{HEAD_DIM}"
+    assert flash_trt("triton", tmp_path / "r", model, "--shape", shape) == EXIT_OK
+    config = _config(schema, tmp_path / "r" / "m")
+    (accelerator,) = config.optimization.execution_accelerators.gpu_execution_accelerator
+    assert accelerator.parameters["precision_mode"] == "FP16"
+    for kind, dims in (("min", (1, 1)), ("opt", (2, 37)), ("max", (3, 131))):
+        spelled = f"{dims[0]}x{HEADS}x{dims[1]}x{HEAD_DIM}"
+        told = accelerator.parameters[f"trt_profile_{kind}_shapes"]
+        assert told == f"query:{spelled},key:{spelled},value:{spelled}"
+    assert config.max_batch_size == 3
+
+
+def test_shapes_are_refused_where_they_mean_nothing(tmp_path: Path, flash_trt: Command) -> None:
+    shape = f"query:1x{HEADS}x1x{HEAD_DIM}"
+    model = fused(tmp_path / "m.onnx")
+    assert flash_trt("triton", tmp_path / "r", model, "--device", "cpu", "--shape", shape) == EXIT_USAGE
+    assert flash_trt("triton", tmp_path / "r", _engine(tmp_path / "m.engine"), "--shape", shape) == EXIT_USAGE
+
+
+@pytest.mark.parametrize("flags", [(), ("--shape", f"query:1x{HEADS}x5x{HEAD_DIM}")], ids=["no shape", "a shape"])
+def test_a_model_that_the_provider_cannot_be_given_ends_with_4_and_leaves_nothing(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
+) -> None:
+    assert flash_trt("triton", tmp_path / "r", fused(tmp_path / "m.onnx", dtype=BF16), *flags) == EXIT_UNSUPPORTED
+    assert "flash-trt triton DIR MODEL.engine" in " ".join(capsys.readouterr().err.split())
+    assert list((tmp_path / "r").iterdir()) == []
 
 
 def test_a_model_without_our_nodes_needs_no_library_of_ours(
