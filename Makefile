@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 NATIVE := build/native
 NATIVE_SOURCES := CMakeLists.txt $(shell find cmake plugin tests/plugin -name '*.py' -prune -o -type f -print 2>/dev/null)
-PYTHON_SOURCES := exporter python tests samples scripts benchmarks
+PYTHON_SOURCES := conftest.py exporter python tests samples scripts benchmarks
 
 .PHONY: all demo test test-native test-python scores wheel corpus lint format clean
 all: demo
