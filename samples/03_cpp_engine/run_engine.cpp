@@ -41,8 +41,17 @@ void check(cudaError_t status, char const* what) {
   }
 }
 
+void require(bool holds, std::string const& what) {
+  if (!holds) {
+    throw Missing(what);
+  }
+}
+
 struct FreeDevice {
   void operator()(void* pointer) const noexcept { cudaFree(pointer); }
+};
+struct DestroyStream {
+  void operator()(cudaStream_t stream) const noexcept { cudaStreamDestroy(stream); }
 };
 using DeviceMemory = std::unique_ptr<void, FreeDevice>;
 
@@ -129,20 +138,16 @@ void run(char const* engine_path, char const* plugin_path) {
   check(cudaGetDeviceCount(&device_count), "this machine's GPU");
   Logger logger;
   std::unique_ptr<nvinfer1::IRuntime> const runtime{nvinfer1::createInferRuntime(logger)};
-  if (runtime == nullptr) {
-    throw Missing("TensorRT makes no runtime here");
-  }
+  require(runtime != nullptr, "TensorRT makes no runtime here");
   // Before the engine: it names the plugin's operators.
-  if (runtime->getPluginRegistry().loadLibrary(plugin_path) == nullptr) {
-    throw Missing(std::string{"the plugin does not load: "} + plugin_path);
-  }
+  require(runtime->getPluginRegistry().loadLibrary(plugin_path) != nullptr,
+          std::string{"the plugin does not load: "} + plugin_path);
   std::vector<char> const plan = read(engine_path);
   std::unique_ptr<nvinfer1::ICudaEngine> const engine{
       runtime->deserializeCudaEngine(plan.data(), plan.size())};
-  if (engine == nullptr) {
-    throw Missing(std::string{"the engine does not load: "} + engine_path);
-  }
+  require(engine != nullptr, std::string{"the engine does not load: "} + engine_path);
   std::unique_ptr<nvinfer1::IExecutionContext> const context{engine->createExecutionContext()};
+  require(context != nullptr, "too little memory for the engine's work");
 
   std::vector<Tensor> inputs;
   std::vector<Tensor> outputs;
@@ -150,7 +155,8 @@ void run(char const* engine_path, char const* plugin_path) {
     char const* const name = engine->getIOTensorName(i);
     if (engine->getTensorIOMode(name) == nvinfer1::TensorIOMode::kINPUT) {
       auto const dims = engine->getProfileShape(name, 0, nvinfer1::OptProfileSelector::kOPT);
-      context->setInputShape(name, dims);
+      require(context->setInputShape(name, dims),
+              std::string{"the engine does not take its own shape of "} + name);
       inputs.push_back(makeTensor(name, engine->getTensorDataType(name), dims));
     }
   }
@@ -163,26 +169,26 @@ void run(char const* engine_path, char const* plugin_path) {
 
   cudaStream_t stream = nullptr;
   check(cudaStreamCreate(&stream), "cudaStreamCreate");
+  std::unique_ptr<CUstream_st, DestroyStream> const owned{stream};
   for (Tensor& input : inputs) {
     fill(input);
-    context->setTensorAddress(input.name.c_str(), input.device.get());
+    require(context->setTensorAddress(input.name.c_str(), input.device.get()),
+            "no address for " + input.name);
     check(cudaMemcpyAsync(input.device.get(), input.host.data(), input.host.size(), cudaMemcpyHostToDevice,
                           stream),
           "copy to the GPU");
   }
   for (Tensor& output : outputs) {
-    context->setTensorAddress(output.name.c_str(), output.device.get());
+    require(context->setTensorAddress(output.name.c_str(), output.device.get()),
+            "no address for " + output.name);
   }
-  if (!context->enqueueV3(stream)) {
-    throw Missing("the engine does not run; TensorRT's message is above");
-  }
+  require(context->enqueueV3(stream), "the engine does not run; TensorRT's message is above");
   for (Tensor& output : outputs) {
     check(cudaMemcpyAsync(output.host.data(), output.device.get(), output.host.size(), cudaMemcpyDeviceToHost,
                           stream),
           "copy from the GPU");
   }
   check(cudaStreamSynchronize(stream), "the engine's work");
-  check(cudaStreamDestroy(stream), "cudaStreamDestroy");
   for (Tensor const& output : outputs) {
     print(output);
   }
