@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -25,8 +26,31 @@ FAR = 1 << 17
 NEAR = 2048
 """Every mask is tried at this length; where a tensor on the way is too large for ``evaluate``, it stays a tensor."""
 
-Trial = tuple[np.ndarray, int, int]
-"""A mask broadcast to ``[Sq, Skv]``, Sq and Skv."""
+Seen = TypeVar("Seen")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Visible:
+    """The visible keys of one trial by its rows: the first, the last and how many. None of a row: the count is 0.
+
+    That tells a band from anything else, and is far smaller than the mask.
+    """
+
+    columns: int
+    first: np.ndarray
+    last: np.ndarray
+    count: np.ndarray
+
+    @classmethod
+    def of(cls, visible: np.ndarray) -> Visible:
+        """Of a boolean ``[Sq, Skv]`` with at least one column."""
+        columns = visible.shape[1]
+        last = columns - 1 - visible[:, ::-1].argmax(-1)
+        return cls(columns, visible.argmax(-1), last, np.count_nonzero(visible, axis=-1))
+
+    def diagonal(self, bottom_right: bool) -> np.ndarray:
+        """The key on the diagonal of each row."""
+        return np.arange(len(self.count)) + (self.columns - len(self.count) if bottom_right else 0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,8 +78,13 @@ BOTTOM_RIGHT = Band(None, 0, True, False)
 """Causal as a query means it that continues a cache: the last query sees every key."""
 
 
-def trials_of(value: ir.Value, seqlen_q: Dim, seqlen_kv: Dim, evaluator: Evaluator) -> list[Trial] | None:
-    """``value`` at many lengths as ``[..., Sq, Skv]`` with Sq and Skv; None when too few lengths fit."""
+def trials_of(
+    value: ir.Value, seqlen_q: Dim, seqlen_kv: Dim, evaluator: Evaluator, look: Callable[[np.ndarray], Seen]
+) -> list[Seen] | None:
+    """What ``look`` says of ``value`` as ``[Sq, Skv]`` at many lengths; None when too few lengths fit.
+
+    One array is in memory at a time, so ``look`` should keep no view of it.
+    """
     try:
         needed = evaluator.symbols(value) | seqlen_q.symbols | seqlen_kv.symbols
     except NotEvaluable:
@@ -71,16 +100,15 @@ def trials_of(value: ir.Value, seqlen_q: Dim, seqlen_kv: Dim, evaluator: Evaluat
         try:
             if rows * columns > MAX_ELEMENTS:
                 raise TooLarge(f"{rows} x {columns}")
-            array = evaluator.evaluate(value, sizes)
+            full = _as_matrix(evaluator.evaluate(value, sizes), rows, columns)
         except TooLarge:
             if must_fit:
                 return None
             continue
         except NotEvaluable:
             continue
-        full = _as_matrix(array, rows, columns)
         if full is not None:
-            results.append((full, rows, columns))
+            results.append(look(full))
     return results if len(results) >= (3 if needed else 1) else None
 
 
@@ -121,10 +149,10 @@ def _settings(names: list[str], marks: list[int], reach: int) -> Iterator[tuple[
             yield dict.fromkeys(names, size), size <= NEAR
 
 
-def match(trials: list[Trial]) -> Band | None:
+def match(trials: list[Visible]) -> Band | None:
     """The band that the visible keys of every trial make; None when there is none."""
-    full_rows = all(bool(visible.any(-1).all()) for visible, _, _ in trials)
-    if all(bool(visible.all()) for visible, _, _ in trials):
+    full_rows = all(bool(seen.count.all()) for seen in trials)
+    if all(bool((seen.count == seen.columns).all()) for seen in trials):
         return Band(None, None, False, True)
     bounds = [_bounds(trials, bottom_right) for bottom_right in (False, True)]
     # Causal first, so that a fixed bottom-right mask is not read as a top-left window.
@@ -137,30 +165,25 @@ def match(trials: list[Trial]) -> Band | None:
     return None
 
 
-def _bounds(trials: list[Trial], bottom_right: bool) -> tuple[int, int]:
+def _bounds(trials: list[Visible], bottom_right: bool) -> tuple[int, int]:
     left = right = -1
-    for visible, rows, columns in trials:
-        distance = _distance(rows, columns, bottom_right)[visible]
-        if distance.size:
-            left, right = max(left, -int(distance.min())), max(right, int(distance.max()))
+    for seen in trials:
+        rows, diagonal = seen.count > 0, seen.diagonal(bottom_right)
+        left = max(left, int((diagonal - seen.first)[rows].max(initial=left)))
+        right = max(right, int((seen.last - diagonal)[rows].max(initial=right)))
     return left, right
 
 
-def _distance(rows: int, columns: int, bottom_right: bool) -> np.ndarray:
-    offset = columns - rows if bottom_right else 0
-    return np.arange(columns)[None, :] - np.arange(rows)[:, None] - offset
-
-
-def _agrees(trials: list[Trial], bottom_right: bool, left: int | None, right: int | None) -> bool:
+def _agrees(trials: list[Visible], bottom_right: bool, left: int | None, right: int | None) -> bool:
     if (left is not None and left < 0) or (right is not None and right < 0):
         return False
-    for visible, rows, columns in trials:
-        distance = _distance(rows, columns, bottom_right)
-        expected = np.ones_like(visible, dtype=bool)
-        if left is not None:
-            expected &= distance >= -left
-        if right is not None:
-            expected &= distance <= right
-        if not np.array_equal(expected, visible):
+    for seen in trials:
+        diagonal, end = seen.diagonal(bottom_right), seen.columns - 1
+        first = np.zeros_like(diagonal) if left is None else np.maximum(diagonal - left, 0)
+        last = np.full_like(diagonal, end) if right is None else np.minimum(diagonal + right, end)
+        count = np.maximum(last - first + 1, 0)
+        rows = count > 0
+        same = np.array_equal(count, seen.count) and np.array_equal(first[rows], seen.first[rows])
+        if not same or not np.array_equal(last[rows], seen.last[rows]):
             return False
     return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,6 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 from flash_export import graph as g
 from flash_export.dims import Dim
+from flash_export.reference_run import run_nodes
 from flash_export.shapes import Shapes
 
 MAX_NODES = 400
@@ -112,7 +114,7 @@ class Evaluator:
             if cut.evaluator is None:
                 cut.evaluator = ReferenceEvaluator(self._model(value, cut))
             with np.errstate(all="ignore"):
-                return np.asarray(_run(cut.evaluator, feeds)[str(value.name)])
+                return np.asarray(run_nodes(cut.evaluator, feeds, [str(value.name)], _refuse_large)[0])
         except TooLarge:
             raise
         except Exception as error:  # the reference evaluator raises whatever NumPy raises at sizes that do not fit
@@ -189,15 +191,10 @@ class Evaluator:
         return proto
 
 
-def _run(evaluator: ReferenceEvaluator, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray | None]:
-    """Every result by name; looks at each node's inputs first, as what a mask allocates may depend on a number."""
-    results: dict[str, np.ndarray | None] = {"": None, **feeds}
-    for node in evaluator.rt_nodes_:
-        inputs = [results[name] for name in node.input]
-        if _elements(node.op_type, inputs) > MAX_ELEMENTS:
-            raise TooLarge(f"{node.op_type} of {node.output[0]}")
-        results.update(zip(node.output, node.run(*inputs), strict=False))
-    return results
+def _refuse_large(node: Any, inputs: list[np.ndarray | None]) -> None:
+    """What a mask allocates may depend on a number, so a node's inputs are looked at first."""
+    if _elements(node.op_type, inputs) > MAX_ELEMENTS:
+        raise TooLarge(f"{node.op_type} of {node.output[0]}")
 
 
 def _elements(op_type: str, inputs: list[np.ndarray | None]) -> float:

@@ -78,8 +78,9 @@ def _are_positions(value: ir.Value, columns: Axis, region: Region) -> bool:
     shape = region.shapes.shape(value)
     if shape is None or any(dim != ONE for dim in shape[:-1]) or not region.evaluator.evaluable(value):
         return False
-    trials = trials_of(value, ONE, region.shapes.normal(size_of(columns)), region.evaluator)
-    return trials is not None and all(np.array_equal(a[0], np.arange(n)) for a, _, n in trials)
+    seqlen_kv = region.shapes.normal(size_of(columns))
+    trials = trials_of(value, ONE, seqlen_kv, region.evaluator, lambda a: np.array_equal(a[0], np.arange(a.shape[1])))
+    return trials is not None and all(trials)
 
 
 def _counted(count: ir.Value, inclusive: bool, region: Region) -> ir.Value:

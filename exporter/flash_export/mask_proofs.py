@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import numpy as np
 import onnx_ir as ir
 
-from flash_export.bands import Band, Trial, match, trials_of
+from flash_export.bands import Band, Seen, Visible, match, trials_of
 from flash_export.canonical import Attention, Hidden, Term
 from flash_export.layout import leaves, size_of
 from flash_export.mask_terms import FORGETS, Literal, conjuncts
@@ -42,11 +43,8 @@ class Prover:
     def _literal_band(self, literal: Literal) -> Band | None:
         if not self.evaluator.evaluable(literal.value):
             return None
-        trials = self._trials(literal.value)
-        if trials is None:
-            return None
-        visible = [(a.astype(bool) == literal.keep, rows, columns) for a, rows, columns in trials]
-        return match(visible)
+        trials = self._trials(literal.value, lambda mask: Visible.of(mask.astype(bool) == literal.keep))
+        return None if trials is None else match(trials)
 
     def added_band(self, value: ir.Value, factor: float) -> tuple[Band, float] | None:
         """The band and the fill of an added tensor that holds 0 and one fill, proven; None for any other."""
@@ -58,16 +56,16 @@ class Prover:
     def _added_band(self, value: ir.Value, factor: float) -> tuple[Band, float] | None:
         if not self.evaluator.evaluable(value):
             return None
-        trials = self._trials(value)
+        trials = self._trials(value, lambda bias: (_fills(bias), Visible.of(bias == 0)))
         if trials is None:
             return None
-        fills = {float(x) for a, _, _ in trials for x in np.unique(a) if x != 0}
+        fills = {fill for found, _ in trials for fill in found}
         if len(fills) > 1 or any(np.isnan(f) or f * factor > 0 for f in fills):
             return None
         fill = fills.pop() * factor if fills else -np.inf
         if fill > FORGETS:
             return None
-        band = match([(a == 0, rows, columns) for a, rows, columns in trials])
+        band = match([visible for _, visible in trials])
         return None if band is None else (band, fill)
 
     def harmless(self, term: Term) -> bool:
@@ -79,8 +77,17 @@ class Prover:
             return all(b is not None and b.hides_nothing for b in bands)
         if not self.evaluator.evaluable(term.value):
             return False
-        trials = self._trials(term.value)
-        return trials is not None and all(np.abs(a * term.factor).max(initial=0) < 1e4 for a, _, _ in trials)
+        trials = self._trials(term.value, lambda bias: bool(np.abs(bias * term.factor).max(initial=0) < 1e4))
+        return trials is not None and all(trials)
 
-    def _trials(self, value: ir.Value) -> list[Trial] | None:
-        return trials_of(value, self._rows, self._columns, self.evaluator)
+    def _trials(self, value: ir.Value, look: Callable[[np.ndarray], Seen]) -> list[Seen] | None:
+        return trials_of(value, self._rows, self._columns, self.evaluator, look)
+
+
+def _fills(bias: np.ndarray) -> set[float]:
+    """The numbers beside 0, where there are no more than two kinds; a NaN among them where there are more."""
+    if not bias.size:
+        return set()
+    low, high = bias.min(), bias.max()
+    more = set() if ((bias == low) | (bias == high)).all() else {np.nan}
+    return {float(x) for x in (low, high) if x != 0} | more

@@ -18,11 +18,14 @@ import onnx_ir as ir
 import onnxruntime
 
 from flash_export import twin
+from flash_export.reference_run import run_nodes
 from flash_export.save_weights import tensors_of
 
 _INLINE_BYTES = 64 * 2**20
 """More than this of weights in memory goes through a file: a protobuf message ends at 2 GiB."""
 _EXTERNAL_FROM_BYTES = 2**20
+_EVALUATED_BYTES = 2**30
+"""Of weights: the most that the reference evaluator takes, which holds them three times over."""
 _PREPACK_BYTES = 2**29
 """Above this, weights stay mapped from their file; ONNX Runtime would hold a rearranged copy of them in memory."""
 
@@ -75,21 +78,26 @@ class EvaluatorSession:
         CannotRun: onnx does not load the model.
     """
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, refused: str = "") -> None:
+        """Loads ``model``; ``refused`` is why ONNX Runtime does not, which a failure here says first."""
+        self._refused = refused and f"{refused}; and in onnx's reference evaluator: "
+        if (size := sum(t.nbytes for t in tensors_of(model))) > _EVALUATED_BYTES:
+            raise CannotRun(f"{size:,} bytes of weights are too many for onnx's reference evaluator")
         try:
             self._evaluator = onnx.reference.ReferenceEvaluator(ir.to_proto(model))
         except Exception as error:
             raise CannotRun(_one_line(error)) from error
         self._dtypes = {v.name or "": v.dtype.numpy() for v in model.graph.inputs if v.dtype is not None}
+        self._outputs = [v.name or "" for v in model.graph.outputs]
 
     def run(self, feeds: Mapping[str, np.ndarray], outputs: Sequence[str] | None = None) -> list[np.ndarray]:
         """As ``Session.run``."""
         typed = {name: cast_array(feeds[name], dtype) for name, dtype in self._dtypes.items() if name in feeds}
         try:
             with np.errstate(all="ignore"):  # what becomes infinite or NaN is judged, not told
-                return [np.asarray(x) for x in self._evaluator.run(list(outputs) if outputs else None, typed)]
+                return [np.asarray(x) for x in run_nodes(self._evaluator, typed, outputs or self._outputs)]
         except Exception as error:
-            raise CannotRun(_one_line(error)) from error
+            raise CannotRun(self._refused + _one_line(error)) from error
 
 
 AnySession = Session | EvaluatorSession
@@ -107,7 +115,7 @@ def open_session(model: ir.Model, folder: Path) -> AnySession:
         return Session(model, folder)
     except CannotRun as refused:
         try:
-            return EvaluatorSession(model)
+            return EvaluatorSession(model, str(refused))
         except CannotRun:
             raise refused from None
 

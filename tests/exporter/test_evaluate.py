@@ -13,8 +13,10 @@ from flash_export.evaluate import Evaluator, NotEvaluable
 from flash_export.shapes import Shapes
 
 
-def evaluator_of(body: str, outputs: str, inputs: str = graphs.QKV) -> tuple[Evaluator, dict[str, ir.Value]]:
-    converted = ir.from_proto(model(body, inputs=inputs, outputs=outputs))
+def evaluator_of(
+    body: str, outputs: str, inputs: str = graphs.QKV, constants: str = graphs.CONSTANTS
+) -> tuple[Evaluator, dict[str, ir.Value]]:
+    converted = ir.from_proto(model(body, inputs=inputs, outputs=outputs, constants=constants))
     return Evaluator(Shapes(converted.graph), 18), {str(v.name): v for n in converted.graph for v in n.outputs}
 
 

@@ -75,3 +75,23 @@ def test_the_reference_evaluator_tells_nobody_of_infinities(recwarn: pytest.Warn
     assert np.isneginf(y[0])
     assert np.isnan(y[1])
     assert not recwarn.list
+
+
+def test_where_neither_runs_a_model_onnx_runtime_is_heard_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise CannotRun("no kernel for this")
+
+    monkeypatch.setattr(Session, "__init__", refuse)
+    session = open_session(ir.from_onnx_text(DOUBLE), tmp_path)
+    with pytest.raises(CannotRun, match="no kernel for this; and in onnx's reference evaluator: 'x'"):
+        session.run({})
+
+
+def test_the_reference_evaluator_takes_no_big_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ir.from_onnx_text(DOUBLE)
+    EvaluatorSession(model)
+    monkeypatch.setattr("flash_export.runtime._EVALUATED_BYTES", 3)
+    with pytest.raises(CannotRun, match="4 bytes of weights"):
+        EvaluatorSession(model)
