@@ -89,13 +89,20 @@ class Problem {
 
   RowProblem shared(Head head) const {
     FlashAttentionArgs const& a = mArgs;
-    auto const start = [&](FlashTensor const& t) {
-      return t.data == nullptr
-                 ? nullptr
-                 : at(t.data, head.batch * t.batch_stride + head.kv_head * t.head_stride, a.dtype);
+    bool const paged = a.page_table != nullptr;
+    auto const rows = [&](FlashTensor const& t) -> KeyRows {
+      if (t.data == nullptr) return {};
+      int64_t const first = (paged ? 0 : head.batch * t.batch_stride) + head.kv_head * t.head_stride;
+      return {at(t.data, first, a.dtype), t.row_stride, t.batch_stride};
     };
-    return {a.dtype,      a.bias_dtype,   a.head_dim,       a.v_head_dim,       a.scale,         a.softcap,
-            start(a.key), start(a.value), a.key.row_stride, a.value.row_stride, a.bias_stride[3]};
+    RowProblem p{};
+    p.dtype = a.dtype, p.bias_dtype = a.bias_dtype;
+    p.head_dim = a.head_dim, p.v_head_dim = a.v_head_dim;
+    p.scale = a.scale, p.softcap = a.softcap;
+    p.key = rows(a.key), p.value = rows(a.value);
+    if (paged) p.pages = {a.page_table + head.batch * a.page_table_stride, a.page_size, a.page_count};
+    p.bias_stride = a.bias_stride[3];
+    return p;
   }
 
   void makeRows(Head head, int64_t first_row, Row* rows, int64_t count) const {
@@ -290,5 +297,9 @@ extern "C" int32_t flashAttentionWhyUnsupported(FlashAttentionArgs const* args, 
   why.inRange("v_head_dim", args->v_head_dim, 1, 65535);
   why.inRange("seqlen_q", args->seqlen_q, 0, kernels::kMaxSeqlen);
   why.inRange("seqlen_kv", args->seqlen_kv, 0, kernels::kMaxSeqlen);
+  if (args->page_table != nullptr) {
+    why.pages(args->page_size);
+    if (args->batch > 0 && args->seqlen_kv > 0) why.inRange("page_count", args->page_count, 1, INT32_MAX);
+  }
   return kernels::joinReasons(why.sentences(), text, text_size);
 }

@@ -7,7 +7,10 @@
 #include <limits>
 #include <vector>
 
+#include "append.h"
 #include "attention.h"
+#include "cache.h"
+#include "describe.h"
 #include "log.h"
 
 namespace flash_export::cpu {
@@ -115,6 +118,64 @@ void runOnSessionThreads(void* host, void (*body)(void*, size_t), size_t count, 
   threads.api.parallelFor(threads.context, body, count, count, user);
 }
 
+int64_t bytesOf(PluginTensorDesc const& desc) {
+  uint64_t count = desc.type == DataType::kFLOAT || desc.type == DataType::kINT32 ? 4 : 2;
+  for (int32_t i = 0; i < desc.dims.nbDims; ++i) count *= uint64_t(desc.dims.d[i]);
+  return int64_t(count);
+}
+
+bool overlap(void const* a, int64_t a_bytes, void const* b, int64_t b_bytes) {
+  auto const first = reinterpret_cast<uintptr_t>(a), second = reinterpret_cast<uintptr_t>(b);
+  return a_bytes > 0 && b_bytes > 0 && first < second + uint64_t(b_bytes) &&
+         second < first + uint64_t(a_bytes);
+}
+
+// A cache's output is the memory of its input, where the caller bound it so, or memory that nobody else has.
+void requireApart(Node const& node, PluginTensorDesc const* descs, void const* const* in, void* const* out) {
+  for (int32_t output : {kKeyCacheOut, kValueCacheOut}) {
+    int32_t const own = aliasedInput(node.op, output);
+    int64_t const bytes = bytesOf(descs[own]);
+    auto const refuse = [&](char const* other) {
+      throw PluginError(std::string{"cannot run "} + infoOf(node.op).name,
+                        whereOf(node.layer) + ", tensor " + outputName(output),
+                        std::string{"memory that "} + other + " has too",
+                        std::string{"the memory of "} + inputName(node.op, own) + ", or memory of its own",
+                        "bind each cache's output to its own input, or to another array");
+    };
+    for (int32_t i = 0; i < infoOf(node.op).inputs; ++i) {
+      bool const in_place = i == own && in[i] == out[output];
+      if (!in_place && overlap(in[i], bytesOf(descs[i]), out[output], bytes)) refuse(inputName(node.op, i));
+    }
+    int32_t const other = output == kKeyCacheOut ? kValueCacheOut : kKeyCacheOut;
+    if (overlap(out[other], bytesOf(descs[aliasedInput(node.op, other)]), out[output], bytes)) {
+      refuse(outputName(other));
+    }
+  }
+}
+
+// Makes the cache form's outputs from kv_lengths_out on: in place where they are the inputs' memory, as
+// copies where they are not. From then on the caches of `in` are those of `out`.
+void appendToCaches(Node const& node, PluginTensorDesc const* descs, FlashAttentionArgs const& args,
+                    Api const& api, Context* context, Parallel const& parallel, void const** in, void** out) {
+  FlashAppendArgs append = readAppend(node, descs, args);
+  checkAppendSupported(node, append);
+  int64_t const batch = args.batch;
+  out[kKvLengthsOut] = api.data(api.output(context, kKvLengthsOut, &batch, 1));
+  for (int32_t output : {kKeyCacheOut, kValueCacheOut}) {
+    Dims const& shape = descs[aliasedInput(node.op, output)].dims;
+    out[output] = api.data(api.output(context, size_t(output), shape.d, size_t(shape.nbDims)));
+  }
+  requireApart(node, descs, in, out);
+  for (int32_t output : {kKeyCacheOut, kValueCacheOut}) {
+    int32_t const input = aliasedInput(node.op, output);
+    copyCache(out[output], in[input], bytesOf(descs[input]), parallel);
+    in[input] = out[output];
+  }
+  if (batch == 0) return;
+  bindAppend(node, append, in, out);
+  flash_export::cpu::append(append);
+}
+
 }  // namespace
 
 ElementType inputType(Variant const& variant, size_t index) {
@@ -122,6 +183,7 @@ ElementType inputType(Variant const& variant, size_t index) {
     case kBias:
       return variant.bias_dtype;
     case kKvLengths:
+    case kPageTable:
       return onnxruntime::kInt32;
     case kSinks:
       return onnxruntime::kFloat;
@@ -131,7 +193,8 @@ ElementType inputType(Variant const& variant, size_t index) {
 }
 
 ElementType outputType(Variant const& variant, size_t index) {
-  return index == kOutput ? variant.dtype : onnxruntime::kFloat;
+  if (index == kLse) return onnxruntime::kFloat;
+  return index == kKvLengthsOut ? onnxruntime::kInt32 : variant.dtype;
 }
 
 Node readNode(Operator op, Api const& api, KernelInfo const* info) {
@@ -145,8 +208,8 @@ Node readNode(Operator op, Api const& api, KernelInfo const* info) {
 void runNode(Node const& node, Variant const& variant, Kernels const& kernels, Api const& api,
              Context* context) {
   size_t const inputs = size_t(infoOf(node.op).inputs);
-  PluginTensorDesc descs[kSinks + 1];
-  void const* in[kSinks + 1];
+  PluginTensorDesc descs[kPageTable + 1];
+  void const* in[kPageTable + 1];
   for (size_t i = 0; i < inputs; ++i) {
     onnxruntime::Value const* const value = api.input(context, i);
     descs[i] = describe(node, api, value, int32_t(i), inputType(variant, i));
@@ -155,16 +218,19 @@ void runNode(Node const& node, Variant const& variant, Kernels const& kernels, A
   FlashAttentionArgs args = readProblem(node, descs);
   checkSupported(node, args);
 
+  SessionThreads threads{api, context};
+  Parallel const parallel{&threads, runOnSessionThreads};
   Dims const shape = outputDims(node, args);
-  void* out[2] = {api.data(api.output(context, kOutput, shape.d, size_t(shape.nbDims))), nullptr};
-  if (node.op == Operator::kFlashAttentionEx) {
+  void* out[kValueCacheOut + 1] = {api.data(api.output(context, kOutput, shape.d, size_t(shape.nbDims)))};
+  if (hasSideInputs(node.op)) {
     int64_t const rows[] = {args.batch, args.q_num_heads, args.seqlen_q};
     out[kLse] = api.data(api.output(context, kLse, rows, 3));
   }
+  if (isCache(node.op)) appendToCaches(node, descs, args, api, context, parallel, in, out);
   if (isEmpty(args)) return;
   bindAddresses(node, args, in, out);
-  SessionThreads threads{api, context};
-  attention(args, {&threads, runOnSessionThreads}, kernels);
+  if (isCache(node.op)) useLengthsAfter(args, out);
+  attention(args, parallel, kernels);
 }
 
 }  // namespace flash_export::cpu

@@ -12,7 +12,7 @@ namespace flash_export::cpu {
 struct Variant {
   Operator op;
   onnxruntime::ElementType dtype;
-  onnxruntime::ElementType bias_dtype;  // of FlashAttentionEx
+  onnxruntime::ElementType bias_dtype;  // where there is a bias
 };
 
 onnxruntime::ElementType inputType(Variant const& variant, size_t index);

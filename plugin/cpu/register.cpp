@@ -21,21 +21,15 @@ using onnxruntime::KernelInfo;
 using onnxruntime::Status;
 using onnxruntime::Table;
 
-// ONNX Runtime merges those of one name into one operator that takes each of their combinations of dtypes.
-constexpr Variant kVariants[] = {
-    {Operator::kFlashAttention, onnxruntime::kFloat, onnxruntime::kFloat},
-    {Operator::kFlashAttention, onnxruntime::kFloat16, onnxruntime::kFloat16},
-    {Operator::kFlashAttention, onnxruntime::kBFloat16, onnxruntime::kBFloat16},
-    {Operator::kFlashAttentionEx, onnxruntime::kFloat, onnxruntime::kFloat},
-    {Operator::kFlashAttentionEx, onnxruntime::kFloat16, onnxruntime::kFloat16},
-    {Operator::kFlashAttentionEx, onnxruntime::kFloat16, onnxruntime::kFloat},
-    {Operator::kFlashAttentionEx, onnxruntime::kBFloat16, onnxruntime::kBFloat16},
-    {Operator::kFlashAttentionEx, onnxruntime::kBFloat16, onnxruntime::kFloat},
-    {Operator::kFlashAttentionPacked, onnxruntime::kFloat, onnxruntime::kFloat},
-    {Operator::kFlashAttentionPacked, onnxruntime::kFloat16, onnxruntime::kFloat16},
-    {Operator::kFlashAttentionPacked, onnxruntime::kBFloat16, onnxruntime::kBFloat16},
+// What the library computes, for each operator; the last two where there is a bias.
+struct Dtypes {
+  ElementType own, bias;
 };
-constexpr size_t kVariantCount = sizeof(kVariants) / sizeof(kVariants[0]);
+constexpr Dtypes kDtypes[] = {
+    {onnxruntime::kFloat, onnxruntime::kFloat},       {onnxruntime::kFloat16, onnxruntime::kFloat16},
+    {onnxruntime::kBFloat16, onnxruntime::kBFloat16}, {onnxruntime::kFloat16, onnxruntime::kFloat},
+    {onnxruntime::kBFloat16, onnxruntime::kFloat},
+};
 
 // What ONNX Runtime keeps for a node of a session. Immutable: sessions run their nodes on many threads.
 struct Kernel {
@@ -62,9 +56,11 @@ Status* guarded(Api const& api, Body&& body) noexcept {
   }
 }
 
-CustomOp gOperators[kVariantCount];
+struct VariantOp : CustomOp {
+  Variant variant;
+};
 
-Variant const& variantOf(CustomOp const* self) { return kVariants[self - gOperators]; }
+Variant const& variantOf(CustomOp const* self) { return static_cast<VariantOp const*>(self)->variant; }
 
 CustomOp makeOperator() {
   CustomOp op{};
@@ -103,14 +99,25 @@ std::string tooOld(char const* version) {
       .what();
 }
 
+// ONNX Runtime merges those of one name into one operator that takes each of their combinations of dtypes.
+std::vector<VariantOp> makeOperators() {
+  std::vector<VariantOp> made;
+  for (int32_t op = 0; op < kOperatorCount; ++op) {
+    for (Dtypes const& dtypes : kDtypes) {
+      if (dtypes.own != dtypes.bias && !hasSideInputs(Operator(op))) continue;
+      made.push_back({makeOperator(), {Operator(op), dtypes.own, dtypes.bias}});
+    }
+  }
+  return made;
+}
+
 // All variants in one domain, made once: sessions refer to it for as long as they live.
 onnxruntime::Domain* theDomain(Api const& api) {
+  // Never freed: a session that outlives this library's statics still asks them to destroy its kernels.
+  static std::vector<VariantOp> const& operators = *new std::vector<VariantOp>(makeOperators());
   static onnxruntime::Domain* const domain = [&] {
     onnxruntime::Domain* const made = api.createDomain(kNamespace);
-    for (CustomOp& op : gOperators) {
-      op = makeOperator();
-      api.addOperator(made, &op);
-    }
+    for (VariantOp const& op : operators) api.addOperator(made, &op);
     return made;
   }();
   return domain;

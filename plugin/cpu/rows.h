@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the CPU kernels take: rows of scores that share their keys and values. No layouts, no heads, no masks:
-// those are resolved when the rows are made (schedule.cpp).
+// those are resolved when the rows are made (attention.cpp).
 //
 // This header and all that the kernels include must define no function with external linkage, inline ones
 // and templates of the standard library among them: each kernel source is compiled for another instruction
@@ -21,6 +21,20 @@ struct Row {
   int32_t last;
 };
 
+// Keys, or values, of one key head; elements.
+struct KeyRows {
+  void const* start;
+  int64_t row_stride;   // from one to the next, in a page too
+  int64_t page_stride;  // from page to page, where there are pages
+};
+
+// Where key j lies in a paged cache: row j % size of page table[j / size].
+struct Pages {
+  int32_t const* table;  // of one batch entry; null: keys and values lie in one piece
+  int32_t size;          // keys a page
+  int32_t count;  // pages that there are, at least 1; an entry that is none of them reads another's keys
+};
+
 // What the rows of one batch entry and one key head share.
 struct RowProblem {
   int32_t dtype;       // FlashDtype of query, key, value, output
@@ -28,11 +42,10 @@ struct RowProblem {
   int32_t head_dim;
   int32_t v_head_dim;
   float scale;
-  float softcap;       // 0: off
-  void const* key;     // [Skv, D]
-  void const* value;   // [Skv, Dv]
-  int64_t key_stride;  // elements from one key to the next
-  int64_t value_stride;
+  float softcap;  // 0: off
+  KeyRows key;    // [Skv, D]
+  KeyRows value;  // [Skv, Dv]
+  Pages pages;
   int64_t bias_stride;  // elements from one key to the next; 0 or 1
 };
 

@@ -3,6 +3,7 @@
 // once, in place. A long sequence is cut into slices of keys, whose partial results are combined.
 #pragma once
 #include "functions.h"
+#include "pages.h"
 #include "rows.h"
 
 namespace flash_export::cpu {
@@ -12,6 +13,9 @@ namespace {
 // a run of some length to get up to speed: asking for rows ahead in runs of 64 keys was a quarter to a third
 // slower, from a cache and from memory.
 constexpr int kSliceKeys = 512;
+
+// Room for their scores: a vector of them may begin at the last, and one of -inf follows.
+constexpr int kScores = kSliceKeys + 16;
 
 // Up to so many rows slices are faster than a tile (measured with 1 to 8 rows of 2,048 keys: even at 4 with 4
 // and 8 lanes, at 5 with 16).
@@ -28,7 +32,7 @@ constexpr int kPartialOutput = 16;
 int64_t partialSize(RowProblem const& problem) { return kPartialOutput + roundUp(problem.v_head_dim, 16); }
 
 int64_t sliceScratch(RowProblem const& problem, int32_t count) {
-  return kSliceKeys + count * roundUp(problem.head_dim, 16);
+  return kScores + count * roundUp(problem.head_dim, 16);
 }
 
 // sums[i] += query . key[i] over kVectors vectors; of the kLanes keys, the ones past `count` repeat the last.
@@ -47,11 +51,10 @@ FLASH_INLINE void addScores(float const* query, Element const* key, int64_t stri
   }
 }
 
-// The scores of kLanes keys; of those, the ones past `count` repeat the last.
+// The scores of kLanes keys from `key` on; of those, the ones past `count` repeat the last.
 template <bool kWhole, class Element>
-FLASH_INLINE Floats scoreLanes(RowProblem const& problem, float const* query, int first, int count) {
-  int64_t const stride = problem.key_stride;
-  Element const* const key = static_cast<Element const*>(problem.key) + first * stride;
+FLASH_INLINE Floats scoreLanes(RowProblem const& problem, float const* query, Element const* key, int count) {
+  int64_t const stride = problem.key.row_stride;
   int const head_dim = problem.head_dim;
   Floats sums[kLanes];
 #pragma GCC unroll 16
@@ -93,11 +96,11 @@ FLASH_INLINE void addSlice(Element const* value, int64_t stride, float const* pr
   for (int v = 0; v < kVectors; ++v) store(output + v * kLanes, sums[v]);
 }
 
+// The same for all of a row's output, with `keys` values in one piece.
 template <bool kHoles, class Element>
-FLASH_INLINE void addSliceValues(RowProblem const& problem, int first, int keys, float const* probs,
-                                 float shrink, float* output) {
-  int64_t const stride = problem.value_stride;
-  Element const* const value = static_cast<Element const*>(problem.value) + first * stride;
+FLASH_INLINE void addPiece(RowProblem const& problem, Element const* value, int keys, float const* probs,
+                           float shrink, float* output) {
+  int64_t const stride = problem.value.row_stride;
   int const v_head_dim = problem.v_head_dim;
   int d = 0;
   for (; d + 8 * kLanes <= v_head_dim; d += 8 * kLanes) {
@@ -116,6 +119,17 @@ FLASH_INLINE void addSliceValues(RowProblem const& problem, int first, int keys,
     sum += probs[j] * loadSome(value + j * stride + d, v_head_dim - d);
   }
   store(output + d, sum);
+}
+
+template <bool kHoles, class Element>
+FLASH_INLINE void addSliceValues(RowProblem const& problem, int first, int last, float const* probs,
+                                 float shrink, float* output) {
+  for (int j = first; j < last;) {
+    int const end = endOfPiece(problem.pages, j, last);
+    addPiece<kHoles>(problem, rowAt<Element>(problem.pages, problem.value, j), end - j, probs + (j - first),
+                     j == first ? shrink : 1.0f, output);
+    j = end;
+  }
 }
 
 template <class Element>
@@ -151,20 +165,34 @@ FLASH_INLINE float sumOf(Floats x) {
   return sum;
 }
 
-// scores[...] of the keys first <= j < last for one row, -inf behind them; returns the largest, or `most`.
+// scores[...] of the keys first <= j < last, which lie in one piece, for one row.
 template <class Element>
-FLASH_INLINE float scoreSlice(RowProblem const& problem, Row const& row, float const* query, int first,
-                              int last, float most, float* scores) {
-  Floats largest = splat(most);
-  for (int j = first; j < last; j += kLanes) {
-    Floats s = last - j < kLanes ? scoreLanes<false, Element>(problem, query, j, last - j)
-                                 : scoreLanes<true, Element>(problem, query, j, kLanes);
+FLASH_INLINE Floats scorePiece(RowProblem const& problem, Row const& row, float const* query, int first,
+                               int last, Floats largest, float* scores) {
+  Element const* key = rowAt<Element>(problem.pages, problem.key, first);
+  for (int j = first; j < last; j += kLanes, key += kLanes * problem.key.row_stride) {
+    Floats s = last - j < kLanes ? scoreLanes<false>(problem, query, key, last - j)
+                                 : scoreLanes<true>(problem, query, key, kLanes);
     if (problem.softcap > 0.0f) s = problem.softcap * tanhOf(s / problem.softcap);
     if (row.bias != nullptr) s = addBias(problem, row.bias, j, last - j, s);
     if (last - j < kLanes) s = laneNumbers() < last - j ? s : splat(-kInfinity);
     largest = larger(s, largest);
     store(scores + (j - first), s);
   }
+  return largest;
+}
+
+// scores[...] of the keys first <= j < last for one row, -inf behind them; returns the largest, or `most`.
+template <class Element>
+FLASH_INLINE float scoreSlice(RowProblem const& problem, Row const& row, float const* query, int first,
+                              int last, float most, float* scores) {
+  Floats largest = splat(most);
+  for (int j = first; j < last;) {
+    int const end = endOfPiece(problem.pages, j, last);
+    largest = scorePiece<Element>(problem, row, query, j, end, largest, scores + (j - first));
+    j = end;
+  }
+  store(scores + (last - first), splat(-kInfinity));
   return largestOf(largest);
 }
 
@@ -186,9 +214,9 @@ FLASH_INLINE void addRow(RowProblem const& problem, Row const& row, float const*
   partial[1] = partial[1] * shrink + sumOf(sum);
   float* const output = partial + kPartialOutput;
   if (row.bias == nullptr) {
-    addSliceValues<false, Element>(problem, first, last - first, scores, shrink, output);
+    addSliceValues<false, Element>(problem, first, last, scores, shrink, output);
   } else {
-    addSliceValues<true, Element>(problem, first, last - first, scores, shrink, output);
+    addSliceValues<true, Element>(problem, first, last, scores, shrink, output);
   }
 }
 
@@ -205,7 +233,7 @@ template <class Element>
 void runSlice(RowProblem const& problem, Row const* rows, int32_t count, int32_t first, int32_t last,
               float* partials, float* scratch) {
   float* const scores = scratch;
-  float* const queries = scratch + kSliceKeys;
+  float* const queries = scratch + kScores;
   int64_t const query_size = roundUp(problem.head_dim, 16), size = partialSize(problem);
   for (int r = 0; r < count; ++r) {
     widenQuery<Element>(problem, rows[r], queries + r * query_size);

@@ -130,7 +130,7 @@ class Session:
         left = sorted({node.operator for node in self._file.flash_nodes if node.is_needed} - ran.keys())
         if not OPERATORS.keys() & ran.keys():
             return BODIES
-        # The library does not have every operator: the cache forms run through their bodies beside it.
+        # An older library, which the environment may name, lacks operators: their bodies run beside it.
         return LIBRARY + (f"; {', '.join(left)} by {BODIES}" if left else "")
 
 

@@ -88,6 +88,12 @@ CACHE_CASES = [
     *both("nan_behind_the_length", (0, 14, 20), nan_behind=True),
     *both("more_new_than_capacity", (0, 5), new=60, seqlen_q=60, dtype="fp16"),
     *both("batch_zero", ()),
+    *both("long_decode", (700, 1, 523), seqlen_q=1, new=1, capacity=720, window_left=600, head_dim=33, v_head_dim=40),
+    *both("odd_group", (0, 29, 44), heads_q=5, heads_kv=1, seqlen_q=2, new=2, dtype="bf16"),
+    *both("one_query_head_a_key_head", (0, 9), heads_q=3, heads_kv=3, layout=0, v_head_dim=16),
+    *both("many_queries", (0, 70, 190), seqlen_q=61, new=61, capacity=240, causal=0, window_left=77),
+    CacheCase("pages_of_256_paged", (200, 0, 480), page=256, capacity=768, seqlen_q=40, new=40, bias=True),
+    CacheCase("pages_of_64_decode_paged", (63, 64, 127), page=64, capacity=128, seqlen_q=1, new=1, dtype="fp16"),
     CacheCase("no_capacity", (0, 3), capacity=0),
     CacheCase("odd_capacity", (0, 3, 30), capacity=37, head_dim=7, v_head_dim=5),
     CacheCase("wild_entries_behind_the_last_key_paged", (0, 14, 10), page=16, wild_entries=True),
@@ -194,3 +200,17 @@ def make(case: CacheCase) -> CacheTensors:
     if case.page:
         given["page_table"] = table
     return CacheTensors(case, given)
+
+
+def without_pages(tensors: CacheTensors) -> CacheTensors:
+    """The same numbers with each batch's pages one behind the other; an entry that is no page gives zeros."""
+    case, table = tensors.case, tensors.given["page_table"]
+    given = {name: array for name, array in tensors.given.items() if name != "page_table"}
+    for name in ("key_cache", "value_cache"):
+        pool = heads_first(tensors.given[name], case.layout, case.heads_kv)
+        rows = np.zeros((case.batch, case.heads_kv, case.capacity, pool.shape[-1]), pool.dtype)
+        for b, entry in np.ndindex(*table.shape):
+            if 0 <= table[b, entry] < len(pool):
+                rows[b, :, entry * case.page : (entry + 1) * case.page] = pool[table[b, entry]]
+        given[name] = in_layout(rows, case.layout)
+    return CacheTensors(dataclasses.replace(case, name=f"{case.name}_in_one_piece", page=0), given)

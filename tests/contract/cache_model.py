@@ -38,10 +38,14 @@ def feeds(tensors: CacheTensors) -> dict[str, NDArray]:
     return {n: a.astype(np.float32) if a.dtype == DTYPES["bf16"] else a for n, a in given.items()}
 
 
-def why_wrong(tensors: CacheTensors, outputs: list[NDArray]) -> list[str]:
-    """Why the model's outputs are not accepted."""
-    names = OPERATORS[tensors.case.operator].outputs
-    got = dict(zip(names, outputs, strict=True))
+def named(tensors: CacheTensors, outputs: list[NDArray]) -> dict[str, NDArray]:
+    """The model's outputs by the node's names, in the node's dtypes."""
+    got = dict(zip(OPERATORS[tensors.case.operator].outputs, outputs, strict=True))
     for name in ("output", "key_cache_out", "value_cache_out"):
         got[name] = got[name].astype(DTYPES[tensors.case.dtype])
-    return tensors.why_wrong(got)
+    return got
+
+
+def why_wrong(tensors: CacheTensors, outputs: list[NDArray]) -> list[str]:
+    """Why the model's outputs are not accepted."""
+    return tensors.why_wrong(named(tensors, outputs))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from contract.tensors import make, node_inputs
 from python.attention_models import BF16, FLOAT, HALF, HEAD_DIM, HEADS, SCALE, fused, unfused
 
 from flash_export.errors import EXIT_MISSING, EXIT_OK, EXIT_UNSAFE, EXIT_UNSUPPORTED, EXIT_USAGE, UsageError
-from flash_trt import engine_file, gpu, ort, session, tensor_files
+from flash_trt import engine_file, gpu, onnx_file, ort, session, tensor_files
 from flash_trt.build import sidecar_path
 
 Command = Callable[..., int]
@@ -145,18 +146,31 @@ def test_an_output_with_another_suffix_is_refused_before_anything_runs(tmp_path:
     assert flash_trt("run", tmp_path / "no_such.onnx") == EXIT_USAGE
 
 
-def test_beside_the_library_a_cache_form_runs_by_its_body_and_is_named(
-    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["decode", "decode_paged"])
+def test_the_library_runs_cache_forms_too(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    case, tensors = CASES[0], cache_cases.make(next(c for c in CACHE_CASES if c.name == "decode"))
+    case, tensors = CASES[0], cache_cases.make(next(c for c in CACHE_CASES if c.name == name))
     arrays = node_inputs(case, make(case))
     nodes = [node_of_case(case, inputs_of(case, arrays, "a_"), "a_"), node_of(tensors, "b_")]
     onnx.save(onnx.shape_inference.infer_shapes(model_of(nodes, 18)), tmp_path / "m.onnx")
     given = feeds(case, arrays, "a_") | {f"b_{name}": array for name, array in tensors.given.items()}
     np.savez(tmp_path / "in.npz", **given)
-    assert flash_trt("run", tmp_path / "m.onnx", "--inputs", tmp_path / "in.npz") == EXIT_OK
-    assert f"{ort.LIBRARY}; FlashAttentionCache by {ort.BODIES}" in " ".join(capsys.readouterr().out.split())
+    for options, implementation in (((), ort.LIBRARY), (("--bodies",), ort.BODIES)):
+        assert flash_trt("run", tmp_path / "m.onnx", "--inputs", tmp_path / "in.npz", *options) == EXIT_OK
+        told = " ".join(capsys.readouterr().out.split())
+        assert implementation in told
+        assert ({ort.LIBRARY, ort.BODIES} - {implementation}).pop() not in told
     assert len(session(tmp_path / "m.onnx").run(None, given)) == 6
+
+
+def test_an_operator_that_a_library_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, tensors = CASES[0], cache_cases.make(next(c for c in CACHE_CASES if c.name == "decode"))
+    nodes = [node_of_case(case, inputs_of(case, node_inputs(case, make(case)), "a_"), "a_"), node_of(tensors, "b_")]
+    onnx.save(onnx.shape_inference.infer_shapes(model_of(nodes, 18)), tmp_path / "m.onnx")
+    opened = ort.Session(onnx_file.read(tmp_path / "m.onnx"), library=True, profile_into=tmp_path)
+    monkeypatch.setattr(ort, "_operators_run", lambda _: Counter({"FlashAttention": 1, "MatMul": 2}))
+    assert opened.implementation() == f"{ort.LIBRARY}; FlashAttentionCache by {ort.BODIES}"
 
 
 # --- what cannot run here ---------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "append.h"
 #include "attention.h"
 
 namespace {
@@ -39,6 +40,16 @@ DOOR int cpuAttention(FlashAttentionArgs const* args, char const* name, int way,
     if (way == 1) kernels.slice_rows = 0;
     if (way == 2) kernels.slice_rows = 1 << 20;
     flash_export::cpu::attention(*args, {&threads, runOnThreads}, kernels);
+    return 0;
+  } catch (std::exception const&) {
+    return 1;
+  }
+}
+
+// Writes a cache's new rows. Returns 0, or 1 where an exception came.
+DOOR int cpuAppend(FlashAppendArgs const* args) {
+  try {
+    flash_export::cpu::append(*args);
     return 0;
   } catch (std::exception const&) {
     return 1;

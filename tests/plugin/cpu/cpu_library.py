@@ -18,7 +18,9 @@ TESTS = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(TESTS))
 
-from contract import emulated_library, tensors  # noqa: E402
+from contract import cache_cases, emulated_library, tensors  # noqa: E402
+from contract.cache_cases import CACHE_CASES, CacheTensors  # noqa: E402
+from contract.cache_launch import Launch  # noqa: E402
 from contract.cases import CASES, Case  # noqa: E402
 from contract.tensors import Tensors, heads_first  # noqa: E402
 from contract.tolerance import why_lse_rejected, why_rejected  # noqa: E402
@@ -35,6 +37,7 @@ class CpuLibrary:
         self._library.cpuHasKernels.argtypes = [ctypes.c_char_p]
         problem = ctypes.POINTER(emulated_library.FlashAttentionArgs)
         self._library.cpuAttention.argtypes = [problem, ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
+        self._library.cpuAppend.argtypes = [ctypes.POINTER(emulated_library.FlashAppendArgs)]
 
     def why_not(self, kernels: str) -> str:
         """Why this processor does not run these kernels; empty: it does."""
@@ -46,6 +49,15 @@ class CpuLibrary:
         if self._library.cpuAttention(ctypes.byref(problem.arguments), kernels.encode(), WAYS[way], threads):
             raise MemoryError
         return heads_first(problem.output, case.layout, case.heads_q), problem.lse
+
+    def run_cache(self, given: CacheTensors, kernels: str, way: str, threads: int) -> dict[str, NDArray]:
+        """A cache form's outputs by name; the caches of ``given`` are written in place."""
+        launch = Launch(given)
+        if self._library.cpuAppend(ctypes.byref(launch.append)):
+            raise MemoryError
+        if self._library.cpuAttention(ctypes.byref(launch.attention), kernels.encode(), WAYS[way], threads):
+            raise MemoryError
+        return launch.outputs
 
 
 def why_wrong(case: Case, output: NDArray, lse: NDArray | None) -> list[str]:
@@ -65,7 +77,12 @@ def run_table(library: CpuLibrary) -> int:
                 if reasons := why_wrong(case, *library.run(case, tensors.make(case), kernels, way, threads=2)):
                     print(f"{case.name} with {kernels} in {way}: {reasons}")
                     wrong += 1
-    print(f"{len(CASES)} cases on {', '.join(here)}, each in {len(WAYS)} ways: {wrong} wrong")
+            for cache_case in CACHE_CASES:
+                got = library.run_cache(cache_cases.make(cache_case), kernels, way, threads=2)
+                if reasons := cache_cases.make(cache_case).why_wrong(got):
+                    print(f"{cache_case.name} with {kernels} in {way}: {reasons}")
+                    wrong += 1
+    print(f"{len(CASES) + len(CACHE_CASES)} cases on {', '.join(here)}, each in {len(WAYS)} ways: {wrong} wrong")
     return wrong
 
 

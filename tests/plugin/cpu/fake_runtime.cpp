@@ -6,6 +6,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 
 extern "C" flash_export::onnxruntime::Status* RegisterCustomOps(
     flash_export::onnxruntime::Options* options, flash_export::onnxruntime::ApiBase const* base);
@@ -141,7 +142,12 @@ struct Table {
         91,
         +[](ort::Context* context, size_t index, int64_t const* dims, size_t rank,
             ort::Value** value) -> ort::Status* {
-          Tensor& made = runOf(context).outputs.at(index);
+          Run& run = runOf(context);
+          if (auto const found = run.in_place.find(index); found != run.in_place.end()) {
+            *value = reinterpret_cast<ort::Value*>(&run.inputs.at(found->second));
+            return nullptr;
+          }
+          Tensor& made = run.outputs.at(index);
           made.shape.assign(dims, dims + rank);
           size_t count = 1;
           for (int64_t dim : made.shape) count *= size_t(dim);
@@ -173,6 +179,18 @@ ort::ApiBase const kBase{+[](uint32_t) -> ort::Table* {
                          +[] { return "1.17.0"; }};
 
 }  // namespace
+
+Tensor tensorOf(std::vector<int64_t> shape, std::vector<int32_t> const& values) {
+  Tensor tensor{std::move(shape), std::vector<float>(values.size())};
+  if (!values.empty()) std::memcpy(tensor.values.data(), values.data(), values.size() * sizeof values[0]);
+  return tensor;
+}
+
+int32_t intAt(Tensor const& tensor, size_t index) {
+  int32_t value = 0;
+  std::memcpy(&value, &tensor.values.at(index), sizeof value);
+  return value;
+}
 
 Session::Session(char const* op, NodeInfo const& node) {
   Options options;

@@ -13,10 +13,14 @@ namespace fake {
 
 namespace ort = flash_export::onnxruntime;
 
+// Elements of 32 bits; int32 ones by their bits.
 struct Tensor {
   std::vector<int64_t> shape;
   std::vector<float> values;
 };
+
+Tensor tensorOf(std::vector<int64_t> shape, std::vector<int32_t> const& values);
+int32_t intAt(Tensor const& tensor, size_t index);
 
 // A node of a model: its name and attributes.
 struct NodeInfo {
@@ -30,6 +34,7 @@ struct NodeInfo {
 struct Run {
   std::vector<Tensor> inputs;
   std::vector<Tensor> outputs;
+  std::map<size_t, size_t> in_place = {};  // output -> the input whose tensor it is
 };
 
 // A session: registers the library, makes a kernel for one node and runs it.

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from contract import tensors
+from contract import cache_cases, tensors
+from contract.cache_cases import CACHE_CASES
 from contract.cases import CASES
 
 from plugin.cpu import cpu_library
@@ -29,6 +30,24 @@ def test_kernels_compute_the_contract(native_build: Path, kernels: str, way: str
             if reasons := cpu_library.why_wrong(case, output, lse):
                 wrong[case.name] = reasons
     assert wrong == {}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_kernels_compute_the_cache_forms(native_build: Path, kernels: str, way: str) -> None:
+    library = CpuLibrary(native_build / "lib" / "libcpu_door.so")
+    if reason := library.why_not(kernels):
+        pytest.skip(reason)
+    wrong, differ = {}, []
+    for case in CACHE_CASES:
+        got = library.run_cache(cache_cases.make(case), kernels, way, threads=3)
+        if reasons := cache_cases.make(case).why_wrong(got):
+            wrong[case.name] = reasons
+        if case.page:
+            in_one_piece = library.run_cache(cache_cases.without_pages(cache_cases.make(case)), kernels, way, threads=1)
+            differ += [f"{case.name}: {n}" for n in ("output", "lse") if got[n].tobytes() != in_one_piece[n].tobytes()]
+    assert wrong == {}
+    assert differ == [], "a paged cache must give a contiguous one's bits"
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operator's library on a CPU in eight threads at once, from its registration to its results, in a host
 // that is compiled with the same sanitizer; ONNX Runtime's own builds hide what happens in their threads.
+#include <algorithm>
+#include <cmath>
 #include <random>
 
 #include "fake_runtime.h"
@@ -83,6 +85,79 @@ TEST(one_session_runs_eight_times_at_once) {
       }
     });
   }
+}
+
+constexpr int64_t kHeld = 70, kCapacity = 96, kPage = 16;
+
+fake::NodeInfo cacheNodeOf(reference::Problem const& p) {
+  fake::NodeInfo node = nodeOf(p);
+  node.ints["has_kv_lengths"] = 1;
+  node.ints["diagonal"] = 1;
+  return node;
+}
+
+// The first `count` of each head's `all` rows behind its first `skip`.
+std::vector<float> rowsOf(std::vector<float> const& from, int64_t heads, int64_t all, int64_t dim,
+                          int64_t skip, int64_t count) {
+  std::vector<float> rows;
+  for (int64_t head = 0; head < heads; ++head) {
+    auto const first = from.begin() + (head * all + skip) * dim;
+    rows.insert(rows.end(), first, first + count * dim);
+  }
+  return rows;
+}
+
+// Pages in the order 5, 4, ... 0 that hold each head's first kHeld rows.
+std::vector<float> pagesOf(std::vector<float> const& from, int64_t heads, int64_t all, int64_t dim) {
+  std::vector<float> pool(size_t(heads * kCapacity * dim), NAN);
+  for (int64_t head = 0; head < heads; ++head) {
+    for (int64_t row = 0; row < kHeld; ++row) {
+      int64_t const page = kCapacity / kPage - 1 - row / kPage;
+      auto const key = from.begin() + (head * all + row) * dim;
+      std::copy(key, key + dim, pool.begin() + ((page * heads + head) * kPage + row % kPage) * dim);
+    }
+  }
+  return pool;
+}
+
+// The problem's keys from kHeld on are new, those before lie in a cache of pages.
+fake::Run cacheRunOf(reference::Problem const& p, bool in_place) {
+  int64_t const all = p.seqlen_kv, fresh = all - kHeld, pages = kCapacity / kPage;
+  auto const newRows = [&](std::vector<float> const& from, int64_t dim) {
+    return rowsOf(from, p.heads_kv, all, dim, kHeld, fresh);
+  };
+  fake::Run run{{{{1, p.heads_q, p.seqlen_q, p.head_dim}, p.query},
+                 {{1, p.heads_kv, fresh, p.head_dim}, newRows(p.key, p.head_dim)},
+                 {{1, p.heads_kv, fresh, p.v_head_dim}, newRows(p.value, p.v_head_dim)},
+                 {{1, 1, 1, 1}, {0}},
+                 fake::tensorOf({1}, {int32_t(kHeld)}),
+                 {{1}, {0}},
+                 {{pages, p.heads_kv, kPage, p.head_dim}, pagesOf(p.key, p.heads_kv, all, p.head_dim)},
+                 {{pages, p.heads_kv, kPage, p.v_head_dim}, pagesOf(p.value, p.heads_kv, all, p.v_head_dim)},
+                 fake::tensorOf({1, pages}, {5, 4, 3, 2, 1, 0})},
+                std::vector<fake::Tensor>(5),
+                {}};
+  if (in_place) run.in_place = {{2, 4}, {3, 6}, {4, 7}};
+  return run;
+}
+
+TEST(eight_threads_write_a_paged_cache_each_in_place_or_not) {
+  runner::inThreads(kThreads, [](int thread) {
+    reference::Problem problem = problemOf(thread);
+    problem.seqlen_kv = kHeld + 1 + thread;
+    problem.bottom_right = true;
+    problem.key.resize(size_t(problem.heads_kv * problem.seqlen_kv * problem.head_dim));
+    problem.value.resize(size_t(problem.heads_kv * problem.seqlen_kv * problem.v_head_dim));
+    fake::Session const session("FlashAttentionPagedCache", cacheNodeOf(problem));
+    for (int round = 0; round < kRounds; ++round) {
+      bool const in_place = (thread + round) % 2 == 0;
+      fake::Run run = cacheRunOf(problem, in_place);
+      session.run(run);
+      expectRight(problem, run);
+      fake::Tensor const& lengths = in_place ? run.inputs[4] : run.outputs[2];
+      EXPECT(fake::intAt(lengths, 0) == problem.seqlen_kv, "the length is not that of the cache");
+    }
+  });
 }
 
 template <class Call>
