@@ -32,11 +32,11 @@ def the_block(page: str, containing: str, language: str = "console") -> str:
     return found
 
 
-def run(script: str, folder: Path, *, gpu: bool = True) -> subprocess.CompletedProcess[str]:
+def run(script: str, folder: Path, *, gpu: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs ``script`` in bash, in ``folder``, with this environment's commands; the first that fails ends it.
 
     ``gpu=False`` hides every GPU. ``pip install`` really resolves what it is given, from what is installed here and
-    without installing: the packages are what this test runs in already.
+    without installing: the packages are what this test runs in already. ``variables`` go into the environment.
     """
     shims = folder / "shims"
     shims.mkdir(exist_ok=True)
@@ -51,7 +51,7 @@ def run(script: str, folder: Path, *, gpu: bool = True) -> subprocess.CompletedP
     return subprocess.run(
         ["bash", "-eu", "-c", script],
         cwd=folder,
-        env={**os.environ, "PATH": path, "COLUMNS": "200", **hidden},
+        env={**os.environ, "PATH": path, "COLUMNS": "200", **hidden, **variables},
         capture_output=True,
         text=True,
         check=False,

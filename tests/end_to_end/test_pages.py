@@ -74,20 +74,61 @@ def test_an_attention_that_is_not_fused_fails_that_recipe(tmp_path: Path) -> Non
     assert not (tmp_path / "verdict.json").exists()
 
 
-def test_the_recipe_for_a_gpu_runs_up_to_the_driver(folder: Path) -> None:
+@pytest.fixture
+def tensorrt(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment in which Python and pip find a TensorRT that has no GPU, see ``fake_tensorrt``."""
+    site = tmp_path_factory.mktemp("site")
+    shutil.copy(Path(__file__).with_name("fake_tensorrt.py"), site / "tensorrt.py")
+    metadata = site / "tensorrt-11.4.0.106.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: tensorrt\nVersion: 11.4.0.106\n")
+    return {"PYTHONPATH": str(site)}
+
+
+def test_the_recipe_for_a_gpu_runs_up_to_the_driver(folder: Path, tensorrt: dict[str, str]) -> None:
     install, build, *with_engine = recipe("[torch,trt]").strip().splitlines()
-    assert install.startswith("pip install")
-    done = pages.run(build, folder, gpu=False)
+    done = pages.run(install, folder, **tensorrt)
+    assert done.returncode == 0, done.stderr
+    assert "Would install flash-export" in done.stdout
+    without = pages.run(install, folder)
+    assert without.returncode != 0, "or else the extra [trt] asks for no TensorRT"
+    assert "tensorrt" in without.stderr
+    done = pages.run(build, folder, gpu=False, **tensorrt)
     assert done.returncode == EXIT_MISSING, done.stderr
-    require_five_parts(done.stderr)
-    built = build.replace("--backend tensorrt ", "--backend tensorrt-rtx ")
-    assert built != build
-    assert pages.run(built, folder, gpu=False).returncode == 0
+    require_five_parts(done.stderr, "tensorrt 11.4.0.106", "an NVIDIA GPU with its driver")
+    assert not (folder / "model.engine").exists()
+    # What lies behind the driver: TensorRT's own build, played by TensorRT for RTX.
+    assert pages.run(build, folder, gpu=False, FAKE_TENSORRT_GPU="1", **tensorrt).returncode == 0
+    sidecar = json.loads((folder / "model.engine.json").read_text())
+    assert sidecar["backend"] == {"name": "tensorrt", "version": "11.4.0.106"}
+    assert {found["by"] for found in sidecar["attention"]} == {"plugin"}
+    assert sidecar["targets"] == []
+    assert (folder / "timings.bin").read_bytes() == b"measured "
+    assert sidecar["trtexec"].startswith("trtexec ")
     assert [line.split()[1] for line in with_engine] == ["compare", "bench"]
     for line in with_engine:
-        done = pages.run(line, folder, gpu=False)
+        done = pages.run(line, folder, gpu=False, **tensorrt)
         assert done.returncode == EXIT_MISSING, done.stderr
         require_five_parts(done.stderr, "model.engine", "no NVIDIA GPU")
+
+
+def test_a_timing_cache_grows_from_build_to_build(folder: Path, tensorrt: dict[str, str]) -> None:
+    build = recipe("[torch,trt]").strip().splitlines()[1]
+    for _ in range(2):
+        done = pages.run(build, folder, gpu=False, FAKE_TENSORRT_GPU="1", **tensorrt)
+        assert done.returncode == 0, done.stderr
+    assert (folder / "timings.bin").read_bytes() == b"measured measured "
+
+
+def test_an_engine_of_tensorrt_goes_to_triton_as_the_page_says(folder: Path, tensorrt: dict[str, str]) -> None:
+    (line,) = [
+        line for line in pages.the_block("docs/engines.md", FOR_TENSORRT, "").splitlines() if FOR_TENSORRT in line
+    ]
+    build = recipe("[torch,trt]").strip().splitlines()[1]
+    done = pages.run(f"{build}\n{line}", folder, gpu=False, FAKE_TENSORRT_GPU="1", **tensorrt)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("LD_PRELOAD=")
+    assert (folder / "models" / "encoder" / "1" / "model.plan").is_file()
 
 
 # --- the README's five minutes ----------------------------------------------------------------------------------------
