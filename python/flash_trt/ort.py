@@ -78,7 +78,7 @@ class Session:
         """Loads ``file`` on the CPU, with the operator library or through the function bodies, or on CUDA.
 
         Raises:
-            MissingHere: CUDA, or the library, is not usable here.
+            MissingHere: CUDA, or the library, is not usable here; CUDA also where its provider falls back to the CPU.
             UnsupportedModel: ONNX Runtime does not load the model.
         """
         if cuda:
@@ -90,6 +90,8 @@ class Session:
             options |= {"enable_profiling": True, "profile_file_prefix": str(profile_into / "profile")}
         try:
             self._session = cpu_operator.session(file.path, **options) if library else _plain(file.path, cuda, options)
+            if cuda and _CUDA not in self._session.get_providers():
+                raise _not_on_cuda(self._session.get_providers())  # ONNX Runtime itself only warns, and takes the CPU
         except UserError:
             raise
         except Exception as error:  # ONNX Runtime's errors share no other base
@@ -129,9 +131,19 @@ class Session:
         ran = _operators_run(Path(self._session.end_profiling()))
         left = sorted({node.operator for node in self._file.flash_nodes if node.is_needed} - ran.keys())
         if not OPERATORS.keys() & ran.keys():
-            return BODIES
+            return BODIES + (", on CUDA" if self._cuda else "")
         # An older library, which the environment may name, lacks operators: their bodies run beside it.
         return LIBRARY + (f"; {', '.join(left)} by {BODIES}" if left else "")
+
+
+def _not_on_cuda(providers: list[str]) -> MissingHere:
+    return MissingHere(
+        "ONNX Runtime's CUDA provider does not load here",
+        where=f"onnxruntime {onnxruntime.__version__}",
+        got=f"a session on {', '.join(providers)}",
+        need=f"{_CUDA}, with the CUDA and cuDNN libraries of its version",
+        do="look at ONNX Runtime's warning above, or run on the CPU: --on cpu",
+    )
 
 
 def _plain(path: Path, cuda: bool, options: dict[str, Any]) -> onnxruntime.InferenceSession:
