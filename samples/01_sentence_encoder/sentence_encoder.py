@@ -26,7 +26,8 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 import flash_trt
-from flash_trt import engine_load, gpu
+from flash_export.errors import MissingHere
+from flash_trt import engine_file, engine_load
 from flash_trt.engine_session import EngineSession
 
 QUERY = "How do I reset my password?"
@@ -35,7 +36,6 @@ SENTENCES = (
     "Click on 'forgot password' and follow the link in the mail.",
     "Our office is closed on public holidays, and on the two days before them.",
 )
-TARGETS = "sm80,sm86,sm89,sm120"
 # Two correct fp32 implementations of six layers differ by rounding only; embeddings have length 1.
 TOLERANCE = 1e-4
 # TensorRT multiplies fp32 matrices in TF32, which keeps 13 bits less.
@@ -64,17 +64,21 @@ def main() -> int:
     if not arguments.no_engine:
         done.add_row("build", *timed(lambda: build(fused, engine)))
         done.add_row("compare", *timed(lambda: compare(fused, unfused)))
-        if has_target():
+        if not (why := why_not_here(engine)):
             done.add_row("engine", *timed(lambda: search_with_engine(folder, engine)))
     Console().print(done)
-    if not has_target():
-        Console().print(f"No GPU of {TARGETS} here. On one, this same command also searches with {engine}.")
+    if not arguments.no_engine and why:
+        Console().print(f"The engine is not run here: {why}. On one, this same command also searches with {engine}.")
     return 0
 
 
-def has_target() -> bool:
-    """Whether the GPU that TensorRT would take is one that the engine is built for."""
-    return [device.sm for device in gpu.devices()][:1] in [[target] for target in TARGETS.split(",")]
+def why_not_here(engine: Path) -> str:
+    """Why no GPU here runs the engine; empty where one does."""
+    try:
+        engine_file.require_gpu(engine_file.read(engine))
+    except MissingHere as error:
+        return f"{error.got}; it needs {error.need}"
+    return ""
 
 
 def minilm_folder() -> Path:
@@ -152,10 +156,10 @@ def agree(ours: np.ndarray, theirs: np.ndarray, tolerance: float = TOLERANCE) ->
 
 
 def build(fused: Path, engine: Path) -> str:
-    """Builds one engine for four GPU generations with our plugin in it; needs no GPU."""
+    """Builds one engine with our plugin in it: for the GPU here, else for all that TensorRT for RTX builds for."""
     shapes = [f"--shape={name}:1x1,4x128,16x512" for name in input_names(fused)]
-    run("flash_trt", "build", str(fused), "-o", str(engine), "--backend", "tensorrt-rtx", "--target", TARGETS, *shapes)
-    return f"{engine} ({engine.stat().st_size / 2**20:.0f} MiB) for {TARGETS}"
+    run("flash_trt", "build", str(fused), "-o", str(engine), *shapes)
+    return f"{engine} ({engine.stat().st_size / 2**20:.0f} MiB) for {', '.join(engine_file.read(engine).targets)}"
 
 
 def compare(fused: Path, unfused: Path) -> str:

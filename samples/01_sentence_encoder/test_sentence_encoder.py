@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import engine_stand_in
 import onnx
 import pytest
 
@@ -59,6 +60,38 @@ def test_the_operator_for_the_cpu_gives_the_same_answer(sample: tuple[Path, str]
 def test_plain_onnxruntime_runs_the_fused_file(sample: tuple[Path, str]) -> None:
     fused = sample[0] / "model.onnx"
     subprocess.run([sys.executable, "-c", PLAIN_ONNX_RUNTIME, str(fused)], check=True, timeout=120)
+
+
+@pytest.mark.xdist_group("sentence_encoder")
+def test_the_sample_searches_with_its_engine_or_says_why_not(sample: tuple[Path, str]) -> None:
+    said = " ".join(sample[1].replace("│", " ").split())
+    assert ("the TensorRT plugin, in the engine" in said) is not ("The engine is not run here: " in said)
+    assert said.count("answers") == (3 if "in the engine: " in said else 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.xdist_group("sentence_encoder")
+def test_on_a_gpu_the_engine_gives_the_same_answer(sample: tuple[Path, str]) -> None:
+    said = " ".join(sample[1].replace("│", " ").split())
+    assert "the TensorRT plugin, in the engine" in said
+    assert said.count("forgot password") == 3
+
+
+@pytest.mark.xdist_group("sentence_encoder")
+def test_the_search_with_an_engine_agrees_or_ends_the_sample(
+    sample: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU's step with a stand-in for the engine."""
+    module, engine = engine_stand_in.as_module(SCRIPT), sample[0] / "model.engine"
+    engine_stand_in.put_in(module, monkeypatch, {engine.name: sample[0] / "model.onnx"})
+    assert module.why_not_here(engine) == ""
+    told = module.search_with_engine(module.minilm_folder(), engine)
+    assert told.startswith(engine_stand_in.SAYS)
+    assert "forgot password" in told
+    monkeypatch.setattr(engine_stand_in.EngineStandIn, "spoils", 0.5)
+    with pytest.raises(SystemExit, match="disagree"):
+        module.search_with_engine(module.minilm_folder(), engine)
+    assert engine_stand_in.EngineStandIn.open == 0
 
 
 @pytest.mark.xdist_group("sentence_encoder")

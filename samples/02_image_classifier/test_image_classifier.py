@@ -9,20 +9,49 @@ import subprocess
 import sys
 from pathlib import Path
 
+import engine_stand_in
 import pytest
+
+from flash_trt import engine_file, gpu
 
 SCRIPT = Path(__file__).parent / "image_classifier.py"
 
 
-@pytest.mark.xdist_group("image_classifier")
-def test_a_trained_vit_is_fused_labels_as_pytorch_does_and_becomes_an_engine(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "--out", str(tmp_path)]
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    out = tmp_path_factory.mktemp("image_classifier")
+    command = [sys.executable, str(SCRIPT), "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == 0, done.stderr
     assert "it/s" not in done.stderr, "a library's progress bar among the steps"
-    told = re.search(r"model\.onnx: (\d+)% of 64 new images right, every label as in PyTorch", done.stdout)
+    return out, done.stdout
+
+
+@pytest.mark.xdist_group("image_classifier")
+def test_a_trained_vit_is_fused_labels_as_pytorch_does_and_becomes_an_engine(sample: tuple[Path, str]) -> None:
+    out, said = sample
+    told = re.search(r"model\.onnx: (\d+)% of 64 new images right, every label as in PyTorch", said)
     assert told is not None
     assert int(told[1]) >= 90
-    assert json.loads((tmp_path / "report.json").read_text())["fused"] == 3
-    sidecar = json.loads((tmp_path / "model.engine.json").read_text())
+    assert json.loads((out / "report.json").read_text())["fused"] == 3
+    sidecar = json.loads((out / "model.engine.json").read_text())
     assert [found["by"] for found in sidecar["attention"]] == ["plugin"] * 3
+    assert ("model.engine: " in said) is not ("The engine is not run here: " in said)
+
+
+@pytest.mark.gpu
+@pytest.mark.xdist_group("image_classifier")
+def test_on_a_gpu_the_engine_labels_as_pytorch_does(sample: tuple[Path, str]) -> None:
+    assert re.search(r"model\.engine: \d+% of 64 new images right, every label as in PyTorch", sample[1])
+
+
+@pytest.mark.xdist_group("image_classifier")
+@pytest.mark.parametrize("sm", ["sm80", "sm90"])
+def test_a_gpu_that_the_engine_is_not_for_is_told(
+    sample: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, sm: str
+) -> None:
+    module = engine_stand_in.as_module(SCRIPT)
+    monkeypatch.setattr(gpu, "devices", lambda: [gpu.Device("a GPU", sm, 2**34)])
+    monkeypatch.setattr(engine_file.EngineFile, "targets", ["sm80", "sm89"])
+    why = module.why_not_here(sample[0] / "model.engine")
+    assert why == ("" if sm == "sm80" else "sm90 (a GPU); it needs one of sm80, sm89")

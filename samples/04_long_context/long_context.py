@@ -2,7 +2,8 @@
 """Long sequences: what attention takes of memory as the length grows, unfused and fused.
 
 Exports a layer of causal attention in fp32 and one with capped scores in fp16, builds engines of both for one length
-after the other, and runs the first on this machine's CPU. No GPU is needed: TensorRT says what an engine will take.
+after the other, and runs the first on this machine's CPU. No GPU is needed: TensorRT says what an engine will take. On
+a GPU the fused layers run there too, and must compute what the CPU does.
 """
 
 from __future__ import annotations
@@ -12,17 +13,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import torch
 from rich.console import Console
 from rich.table import Table
 
+import flash_trt
+from flash_export.errors import MissingHere
 from flash_export.talk import Talk
+from flash_trt import engine_file, engine_load
 from flash_trt.build import BuildOptions, build
+from flash_trt.engine_session import EngineSession
 
 WIDTH, HEADS, CAP = 512, 8, 30.0
 LENGTHS = (1024, 4096, 16384)
 CPU_LENGTH = 4096
+ENGINE_TOLERANCE = 1e-2
+"""Of the largest output: TensorRT multiplies fp32 matrices in TF32, and fp16 has 11 bits."""
 
 PEAK_OF = """
 import os, subprocess, sys
@@ -77,6 +85,8 @@ def main() -> int:
     fused, unfused = out / "causal_fp32.flash.onnx", out / "causal_fp32.flash.unfused.onnx"
     before, after = (peak_mib(path) for path in (unfused, fused))
     print(f"on this CPU, fp32, S = {CPU_LENGTH:,}: peak memory of a run {before:,.0f} -> {after:,.0f} MiB")
+    for name in ("causal_fp32", "causal_softcap_fp16"):
+        on_gpu(out / f"{name}.flash.onnx", out / f"{name}.flash.engine")
     return 0
 
 
@@ -89,6 +99,31 @@ def export(layer: Layer, path: Path) -> tuple[Path, Path]:
     talk.print(f"\n[bold]$ flash-export {path} --require-all[/bold]", soft_wrap=True)
     subprocess.run(command, check=True)
     return path.with_suffix(".flash.onnx"), path.with_suffix(".flash.unfused.onnx")
+
+
+def on_gpu(fused: Path, engine: Path, lengths: tuple[int, ...] = LENGTHS) -> None:
+    """Runs an engine of ``fused`` on the GPU here at every length, and ends the sample where the CPU says otherwise."""
+    low, usual, high = min(lengths), sorted(lengths)[len(lengths) // 2], max(lengths)
+    shape = f"x:1x{low}x{WIDTH},1x{usual}x{WIDTH},1x{high}x{WIDTH}"
+    build(BuildOptions(fused, engine, shapes=(shape,)), Talk(quiet=True))
+    try:
+        engine_file.require_gpu(engine_file.read(engine))
+    except MissingHere as error:
+        print(
+            f"{engine.name} is not run here: {error.got}; it needs {error.need}. On one, this same command runs it too."
+        )
+        return
+    session, on_cpu = EngineSession(engine_load.load(engine, trusted=False)), flash_trt.session(fused)
+    try:
+        for length in lengths:
+            x = np.random.default_rng(0).standard_normal((1, length, WIDTH)).astype(session.input_dtypes["x"])
+            (ours,), expected = session.run({"x": x}).values(), on_cpu.run(None, {"x": x})[0].astype(np.float64)
+            error = float(np.abs(ours.astype(np.float64) - expected).max() / np.abs(expected).max())
+            if not error <= ENGINE_TOLERANCE:
+                sys.exit(f"{engine.name} and the CPU disagree at S = {length:,}: error {error:.1e}")
+            print(f"{engine.name}, S = {length:,}: by {session.implementation()}, as on the CPU to {error:.1e}")
+    finally:
+        session.close()
 
 
 def scratch_mib(path: Path, length: int) -> float:

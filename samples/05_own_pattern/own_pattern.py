@@ -2,7 +2,8 @@
 """One's own attention pattern: a model with an operator that flash-export does not know, fused and proven all the same.
 
 Writes a model with ``acme::TemperedAttention`` (a function in the file says what it computes), shows why flash-export
-leaves it alone, adds the pattern of ``tempered_attention.py``, and exports it.
+leaves it alone, adds the pattern of ``tempered_attention.py``, exports it, and builds an engine of it, which runs where
+a GPU is.
 """
 
 from __future__ import annotations
@@ -14,14 +15,22 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import TensorProto, helper, numpy_helper, parser
 from tempered_attention import DOMAIN, NAME, read
 
 from flash_export import pipeline
+from flash_export.errors import MissingHere
 from flash_export.options import Options
 from flash_export.patterns import PATTERNS
+from flash_export.talk import Talk
+from flash_trt import engine_file, engine_load
+from flash_trt.build import BuildOptions, build
+from flash_trt.engine_session import EngineSession
 
 HEADS, WIDTH, TEMPERATURE = 4, 60, 1.7
+ENGINE_TOLERANCE = 1e-2
+"""Of the largest output: TensorRT multiplies fp32 matrices in TF32."""
 
 BODY = f"""
 <domain: "{DOMAIN}", opset_import: ["" : 18]>
@@ -70,7 +79,34 @@ def main() -> int:
     after = pipeline.run(options)
     print(f"fused without the pattern: {before.report['fused']}, with it: {after.report['fused']}, and proven")
     counts = [(run.report["fused"], run.report["refused"]) for run in (before, after)]
-    return 0 if counts == [(0, 1), (1, 0)] else 1
+    if counts != [(0, 1), (1, 0)]:
+        return 1
+    engine = out / "model.flash.engine"
+    shape = f"x:1x1x{WIDTH},2x37x{WIDTH},4x512x{WIDTH}"
+    sidecar = build(BuildOptions(options.output, engine, shapes=(shape,)), Talk(quiet=True))
+    print(f"{engine.name}: attention by {', '.join(found['by'] for found in sidecar['attention'])}")
+    run_engine(model, engine)
+    return 0
+
+
+def run_engine(model: Path, engine: Path) -> None:
+    """Runs the engine where a GPU is, and ends the sample when it and the operator's own function disagree."""
+    try:
+        engine_file.require_gpu(engine_file.read(engine))
+    except MissingHere as error:
+        print(f"The engine is not run here: {error.got}; it needs {error.need}. On one, this same command runs it too.")
+        return
+    x = np.random.default_rng(1).standard_normal((2, 37, WIDTH)).astype(np.float32)
+    expected = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    session = EngineSession(engine_load.load(engine, trusted=False))
+    try:
+        error = float(np.abs(session.run({"x": x})["output"] - expected).max() / np.abs(expected).max())
+        who = session.implementation()
+    finally:
+        session.close()
+    if not error <= ENGINE_TOLERANCE:
+        sys.exit(f"the engine and {DOMAIN}::{NAME} disagree: error {error:.1e}")
+    print(f"{who}: as {DOMAIN}::{NAME} itself, to {error:.1e}")
 
 
 def write_model(path: Path) -> Path:

@@ -21,7 +21,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
 import flash_trt
-from flash_trt import engine_load, gpu
+from flash_export.errors import MissingHere
+from flash_trt import engine_file, engine_load
 from flash_trt.engine_session import EngineSession
 
 TEXT = (
@@ -30,7 +31,6 @@ TEXT = (
 )
 PROMPT = "the dog sat"
 STEPS = 64
-TARGETS = "sm80,sm86,sm89,sm120"
 # The first step takes a whole prompt and an empty past, every later one a single token and all before it.
 LONGEST_PROMPT, LONGEST_PAST = 64, 192
 
@@ -56,11 +56,20 @@ def main() -> int:
     print(f"{PROMPT}|{bytes(ours).decode(errors='replace')}")
     agree("our CPU operator in ONNX Runtime", ours, theirs)
     build(out / "model.onnx", out / "model.engine", model.config)
-    if [device.sm for device in gpu.devices()][:1] in [[target] for target in TARGETS.split(",")]:
-        with_engine(out / "model.engine", model.config, prompt, theirs)
+    if why := why_not_here(out / "model.engine"):
+        print(f"The engine is not run here: {why}. On one, this same command generates with it too.")
     else:
-        print(f"No GPU of {TARGETS} here. On one, this same command also generates with {out / 'model.engine'}.")
+        with_engine(out / "model.engine", model.config, prompt, theirs)
     return 0
+
+
+def why_not_here(engine: Path) -> str:
+    """Why no GPU here runs the engine; empty where one does."""
+    try:
+        engine_file.require_gpu(engine_file.read(engine))
+    except MissingHere as error:
+        return f"{error.got}; it needs {error.need}"
+    return ""
 
 
 def agree(who: str, ours: list[int], theirs: list[int]) -> None:
@@ -135,14 +144,14 @@ def generate_with_torch(model: LlamaForCausalLM, prompt: np.ndarray) -> list[int
 
 
 def build(model: Path, engine: Path, config: LlamaConfig) -> None:
-    """One engine for four GPU generations with our plugin in it, for every step's lengths; needs no GPU.
+    """One engine with our plugin in it, for every step's lengths; without a GPU by TensorRT for RTX.
 
     The mask's length is past + seq, which ``flash-trt build`` computes from the two.
     """
     heads, depth = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
     past = ",".join(f"1x{heads}x{length}x{depth}" for length in (0, LONGEST_PROMPT, LONGEST_PAST))
     shapes = [f"--shape=input_ids:1x1,1x1,1x{LONGEST_PROMPT}", f"--shape=past_key_values.0.key:{past}"]
-    run("flash_trt", "build", model, "-o", engine, "--backend", "tensorrt-rtx", "--target", TARGETS, *shapes)
+    run("flash_trt", "build", model, "-o", engine, *shapes)
 
 
 def with_engine(engine: Path, config: LlamaConfig, prompt: np.ndarray, theirs: list[int]) -> None:

@@ -3,7 +3,8 @@
 
 Exports the model with every attention fused, serves the file with our operator for the CPU in several replicas, puts a
 bounded load on the endpoint, kills one replica under it, and checks that every request was answered with exactly the
-numbers that one ONNX Runtime session gives. Everything listens on loopback.
+numbers that one ONNX Runtime session gives. Everything listens on loopback. With --engine the replicas share a GPU and
+run a TensorRT engine.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 import flash_trt
+from flash_export.errors import EXIT_MISSING, MissingHere
+from flash_trt import engine_file, engine_load
+from flash_trt.engine_session import EngineSession
 
 # Read when Ray is imported. The first keeps the whole cluster on loopback, whatever its name says; a token that lives
 # as long as this process keeps other users of the machine out, and needs no file in the home folder.
@@ -59,10 +63,12 @@ TEXTS = (
 
 CLIENTS = 8
 ATTEMPTS = 5
-MOST_TEXTS, MOST_BYTES = 32, 2**18
+MOST_TEXTS, MOST_TOKENS, MOST_BYTES = 32, 256, 2**18
 ANSWERS_BEFORE, ANSWERS_AFTER = 60, 60
 LOAD_LIMIT_S, REQUEST_LIMIT_S = 60.0, 30.0
 STORE_BYTES = 100 * 2**20
+ENGINE_TOLERANCE = 1e-2
+"""An engine multiplies fp32 in TF32; embeddings have length 1. Replicas on the CPU give the very same numbers."""
 
 talk = Console(stderr=True, highlight=False)
 
@@ -71,15 +77,14 @@ talk = Console(stderr=True, highlight=False)
 
 
 class Encoder:
-    """Texts -> embeddings, by one session of the fused file in which our operator computes the attentions."""
+    """Texts -> embeddings, by one session: of the fused file with our operator, or of its engine where one is named."""
 
-    def __init__(self, fused: str, folder: str) -> None:
-        # One thread each: the replicas share the cores, and the sums are added in one order everywhere.
-        self._session = flash_trt.session(fused, intra_op_num_threads=1, inter_op_num_threads=1)
+    def __init__(self, fused: str, folder: str, engine: str = "") -> None:
         self._tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
         self._tokenizer.enable_padding()
-        self._tokenizer.enable_truncation(256)
-        self._names = [value.name for value in self._session.get_inputs()]
+        self._tokenizer.enable_truncation(MOST_TOKENS)
+        self._run_model, self._names = _on_gpu(engine) if engine else _on_cpu(fused)
+        self._one_at_a_time = threading.Lock()  # an engine's session has one set of buffers
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Mean of the last hidden state over real tokens, length 1. Returns float32 [len(texts), hidden]."""
@@ -89,10 +94,26 @@ class Encoder:
             "attention_mask": np.array([t.attention_mask for t in tokens], np.int64),
             "token_type_ids": np.array([t.type_ids for t in tokens], np.int64),
         }
-        hidden = self._session.run(None, {name: fields[name] for name in self._names})[0]  # [B, S, hidden]
+        with self._one_at_a_time:
+            hidden = self._run_model({name: fields[name] for name in self._names})  # [B, S, hidden]
         weight = fields["attention_mask"][..., None].astype(hidden.dtype)
         mean = (hidden * weight).sum(1) / weight.sum(1)
         return mean / np.linalg.norm(mean, axis=-1, keepdims=True)
+
+
+Run = Callable[[dict[str, np.ndarray]], np.ndarray]
+"""A model: inputs by name -> its first output."""
+
+
+def _on_cpu(fused: str) -> tuple[Run, list[str]]:
+    # One thread each: the replicas share the cores, and the sums are added in one order everywhere.
+    session = flash_trt.session(fused, intra_op_num_threads=1, inter_op_num_threads=1)
+    return lambda fields: session.run(None, fields)[0], [value.name for value in session.get_inputs()]
+
+
+def _on_gpu(engine: str) -> tuple[Run, list[str]]:
+    session = EngineSession(engine_load.load(Path(engine), trusted=False))
+    return lambda fields: next(iter(session.run(fields).values())), list(session.input_dtypes)
 
 
 # --- the application: a gate before several replicas ------------------------------------------------------------------
@@ -102,8 +123,8 @@ class Encoder:
 class Replica(Encoder):
     """One encoder in a process of its own. While it has a request, a file PID-... lies in ``at_work``."""
 
-    def __init__(self, fused: str, folder: str, at_work: str) -> None:
-        super().__init__(fused, folder)
+    def __init__(self, fused: str, folder: str, engine: str, at_work: str) -> None:
+        super().__init__(fused, folder, engine)
         self._at_work = at_work
 
     def __call__(self, texts: list[str]) -> tuple[list[list[float]], int]:
@@ -161,7 +182,7 @@ def texts_of(body: bytes) -> list[str]:
 
 
 @contextlib.contextmanager
-def served(fused: Path, folder: Path, replicas: int) -> Iterator[tuple[str, Path]]:
+def served(fused: Path, folder: Path, engine: Path | None, replicas: int) -> Iterator[tuple[str, Path]]:
     """The URL of the running application and its ``at_work``; at the end every process of it has ended."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -182,7 +203,10 @@ def served(fused: Path, folder: Path, replicas: int) -> Iterator[tuple[str, Path
             serve.start(http_options={"host": "127.0.0.1", "port": port})
             at_work = Path(temporary) / "at_work"
             at_work.mkdir()
-            deployment = Replica.options(num_replicas=replicas).bind(str(fused.resolve()), str(folder), str(at_work))
+            share = {"num_cpus": 1} | ({"num_gpus": 1 / replicas} if engine else {})
+            deployment = Replica.options(num_replicas=replicas, ray_actor_options=share).bind(
+                str(fused.resolve()), str(folder), str(engine.resolve()) if engine else "", str(at_work)
+            )
             serve.run(Gate.bind(deployment), route_prefix="/encode")
             yield f"http://127.0.0.1:{port}/encode", at_work
         finally:
@@ -297,17 +321,33 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/ray_serve"), help="where the files go")
     parser.add_argument("--replicas", type=int, default=2, help="processes that encode, one thread each")
+    parser.add_argument("--engine", action="store_true", help="the replicas run a TensorRT engine on the GPU here")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     fused, folder = arguments.out / "model.onnx", minilm_folder()
-    command = [sys.executable, "-m", "flash_export", str(folder), "-o", str(fused), "--require-all", "--quiet"]
-    subprocess.run(command, check=True)
+    run("flash_export", folder, "-o", fused, "--require-all", "--quiet")
+    engine = arguments.out / "model.engine" if arguments.engine else None
+    if engine is not None:
+        longest = f"input_ids:1x1,4x32,{MOST_TEXTS}x{MOST_TOKENS}"
+        run("flash_trt", "build", fused, "-o", engine, "--shape", longest, "--quiet")
+        try:
+            engine_file.require_gpu(engine_file.read(engine))
+        except MissingHere as error:
+            print(f"the engine cannot be served here: {error.got}; it needs {error.need}", file=sys.stderr)
+            return EXIT_MISSING
     encoder = Encoder(str(fused), str(folder))
     expected = [encoder.encode(texts) for texts in TEXTS]
-    with served(fused, folder, arguments.replicas) as (url, at_work):
+    with served(fused, folder, engine, arguments.replicas) as (url, at_work):
         talk.print(f"{arguments.replicas} replicas serve {url}")
         load, killed = load_and_kill(url, at_work, arguments.replicas)
-    return report(load, killed, expected, arguments.replicas)
+    return report(load, killed, expected, arguments.replicas, ENGINE_TOLERANCE if engine else 0.0)
+
+
+def run(module: str, *arguments: object) -> None:
+    """Runs one of the two commands; ends the sample when it fails."""
+    code = subprocess.run([sys.executable, "-m", module, *map(str, arguments)], check=False).returncode
+    if code:
+        sys.exit(code)
 
 
 def minilm_folder() -> Path:
@@ -318,10 +358,10 @@ def minilm_folder() -> Path:
     return Path(spec.origin).parent / "model"
 
 
-def report(load: Load, killed: int, expected: Sequence[np.ndarray], replicas: int) -> int:
+def report(load: Load, killed: int, expected: Sequence[np.ndarray], replicas: int, tolerance: float) -> int:
     """Says what was answered by whom; 1 unless every request was, with the single session's numbers."""
     by = load.replicas()
-    wrong = sum(not np.array_equal(a.embeddings, expected[a.asked]) for a in load.answers)
+    wrong = sum(not is_as_expected(a.embeddings, expected[a.asked], tolerance) for a in load.answers)
     again = sum(a.attempts > 1 for a in load.answers)
     median, p99 = (np.percentile([a.seconds for a in load.answers], p) * 1e3 for p in (50, 99))
     print(f"{len(load.answers) + len(load.lost)} requests by {CLIENTS} clients, {len(load.lost)} lost")
@@ -337,6 +377,12 @@ def report(load: Load, killed: int, expected: Sequence[np.ndarray], replicas: in
     if len(by) <= replicas:
         print("no successor of the killed replica answered")
     return int(bool(load.lost) or bool(wrong) or not again or len(by) <= replicas)
+
+
+def is_as_expected(embeddings: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
+    """Whether they differ by no more than ``tolerance``; NaN always does."""
+    same_shape = embeddings.shape == expected.shape
+    return same_shape and float(np.abs(embeddings - expected).max()) <= tolerance
 
 
 if __name__ == "__main__":

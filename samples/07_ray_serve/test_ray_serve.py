@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -14,12 +13,16 @@ import sys
 import tempfile
 import time
 import uuid
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import engine_stand_in
+import numpy as np
 import pytest
+
+from flash_export.errors import EXIT_MISSING
+from flash_trt import gpu
 
 SCRIPT = Path(__file__).parent / "ray_serve.py"
 MARK = "FLASH_EXPORT_SAMPLE_RUN"
@@ -52,19 +55,23 @@ def short() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.xdist_group("ray_serve")
-def test_no_request_is_lost_when_a_replica_dies_and_nothing_is_left(tmp_path: Path, short: Path, marked: str) -> None:
+def run_sample(tmp_path: Path, short: Path, marked: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """The sample with a home of its own, into ``out``."""
     home = tmp_path / "home"
     home.mkdir()
-    environment = {**os.environ, MARK: marked, "HOME": str(home), "TMPDIR": str(short)}
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--out", str(tmp_path / "out")],
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), "--out", str(tmp_path / "out"), *flags],
         capture_output=True,
         text=True,
         check=False,
         timeout=400,
-        env=environment,
+        env={**os.environ, MARK: marked, "HOME": str(home), "TMPDIR": str(short)},
     )
+
+
+@pytest.mark.xdist_group("ray_serve")
+def test_no_request_is_lost_when_a_replica_dies_and_nothing_is_left(tmp_path: Path, short: Path, marked: str) -> None:
+    done = run_sample(tmp_path, short, marked)
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout
     requests, answers, again = (
@@ -81,7 +88,7 @@ def test_no_request_is_lost_when_a_replica_dies_and_nothing_is_left(tmp_path: Pa
     assert said.count("answers before it was killed") == 1
     assert not processes_of(marked)
     assert not list(short.glob("ray*"))
-    assert not (home / ".ray").exists()
+    assert not (tmp_path / "home" / ".ray").exists()
 
 
 @pytest.mark.xdist_group("ray_serve")
@@ -102,14 +109,55 @@ def test_the_processes_of_a_run_are_found(marked: str) -> None:
 @pytest.fixture(scope="module")
 def sample() -> ModuleType:
     """The script as a module."""
-    spec = importlib.util.spec_from_file_location("ray_serve_sample", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    with warnings.catch_warnings(action="ignore"):  # Ray's own
-        spec.loader.exec_module(module)
-    return module
+    return engine_stand_in.as_module(SCRIPT)
+
+
+@pytest.mark.gpu
+@pytest.mark.xdist_group("ray_serve")
+def test_on_a_gpu_replicas_with_an_engine_lose_no_request(tmp_path: Path, short: Path, marked: str) -> None:
+    done = run_sample(tmp_path, short, marked, "--engine")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\d+ requests by 8 clients, 0 lost", done.stdout)
+
+
+@pytest.mark.xdist_group("ray_serve")
+def test_without_a_gpu_an_engine_cannot_be_served_and_that_ends_with_5(
+    tmp_path: Path, short: Path, marked: str
+) -> None:
+    if gpu.devices():
+        pytest.skip("a GPU is here: the engine is served")
+    done = run_sample(tmp_path, short, marked, "--engine")
+    assert done.returncode == EXIT_MISSING, done.stdout + done.stderr
+    assert "the engine cannot be served here: no NVIDIA GPU" in done.stderr
+    sidecar = json.loads((tmp_path / "out" / "model.engine.json").read_text())
+    assert len(sidecar["plugin_layers"]) == 6
+    assert sidecar["profile"]["input_ids"]["max"] == [32, 256]
+    assert not processes_of(marked)
+
+
+@pytest.mark.xdist_group("ray_serve")
+def test_an_encoder_with_an_engine_gives_what_the_session_gives(
+    sample: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU's way through a replica, with a stand-in for the engine."""
+    folder, fused = sample.minilm_folder(), tmp_path / "model.onnx"
+    sample.run("flash_export", folder, "-o", fused, "--no-check", "--quiet")
+    engine_stand_in.put_in(sample, monkeypatch, {"m.engine": fused})
+    plain = sample.Encoder(str(fused), str(folder))
+    with_engine = sample.Encoder(str(fused), str(folder), "m.engine")
+    for texts in sample.TEXTS:
+        ours, expected = with_engine.encode(texts), plain.encode(texts)
+        assert sample.is_as_expected(ours, expected, sample.ENGINE_TOLERANCE)
+        assert not sample.is_as_expected(ours + 0.1, expected, sample.ENGINE_TOLERANCE)
+    assert engine_stand_in.EngineStandIn.open == 1
+
+
+@pytest.mark.parametrize(("tolerance", "off", "passes"), [(0.0, 0.0, True), (0.0, 1e-7, False), (1e-2, np.nan, False)])
+@pytest.mark.xdist_group("ray_serve")
+def test_an_answer_is_right_or_not(sample: ModuleType, tolerance: float, off: float, passes: bool) -> None:
+    expected = np.full((2, 3), 0.25, np.float32)
+    assert sample.is_as_expected(expected + np.float32(off), expected, tolerance) is passes
+    assert not sample.is_as_expected(expected[:1], expected, tolerance)
 
 
 BAD = {
