@@ -4,9 +4,9 @@
 
 Each row is one way that attention is written in ONNX, batch 1, 8 heads, head dim 64 unless it says otherwise. The
 unfused graph and the FlashAttention node that stands for it are both built into an engine for one GPU generation; the
-number is TensorRT's own "Max Scratch Memory", and who computes the unfused graph is read from the plan. A row that
-flash-export refuses stays what it is, and says so. No GPU is needed. Lengths are static: with a dynamic length,
-TensorRT for RTX 1.7.1 stops counting buffers of 8 GiB and more.
+number is TensorRT's own "Max Scratch Memory", and who computes the unfused graph is read from the plan, both as
+``flash-trt build`` writes them into the sidecar. A row that flash-export refuses stays what it is, and says so. No GPU
+is needed. Lengths are static: with a dynamic length, TensorRT for RTX 1.7.1 stops counting buffers of 8 GiB and more.
 
     python scripts/memory_table.py            # rewrites the table between the markers in README.md
     python scripts/memory_table.py --check    # only prints it
@@ -29,9 +29,10 @@ from onnx import TensorProto, helper
 
 from flash_export.find import find
 from flash_export.op import DOMAIN, VERSION
-from flash_trt import attention, backends, onnx_file, plugin_library
-from flash_trt.build import build_engine, prove_plugins
-from flash_trt.shapes import plan_profile
+from flash_export.talk import Talk
+from flash_trt import attention, backends
+from flash_trt.build import BuildOptions
+from flash_trt.build import build as build_step
 
 LENGTHS = (1024, 4096, 16384)
 TARGET = "sm89"
@@ -124,18 +125,16 @@ def model_of(row: Row, graph: Graph, length: int) -> onnx.ModelProto:
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def build(backend: backends.Backend, model: onnx.ModelProto) -> tuple[int, set[str]]:
-    """The engine's Max Scratch Memory in bytes, and who computes its attention (``flash_trt.attention.By``)."""
+def build(model: onnx.ModelProto) -> tuple[int, set[str]]:
+    """What ``flash-trt build`` writes into the sidecar: scratch memory in bytes, and by whom the attention is."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "attention.onnx"
         onnx.save(model, path)
-        file = onnx_file.read(path)
-        engine = build_engine(backend, file, plan_profile(file.inputs, ()), (TARGET,))
-        prove_plugins(backend, file, engine)
-        by = {found.by for found in attention.describe(file, engine.data)}
-    if engine.scratch_bytes is None:
-        raise SystemExit(f"{backend.name} {backend.version} does not log its scratch memory")
-    return engine.scratch_bytes, by
+        options = BuildOptions(path, path.with_suffix(".engine"), "tensorrt-rtx", (), (TARGET,), allow_none=True)
+        sidecar = build_step(options, Talk(quiet=True))
+    if sidecar["scratch_bytes"] is None:
+        raise SystemExit(f"{sidecar['backend']['version']} of TensorRT for RTX does not log its scratch memory")
+    return sidecar["scratch_bytes"], {found["by"] for found in sidecar["attention"]}
 
 
 def refusal_of(row: Row) -> str:
@@ -147,13 +146,11 @@ def refusal_of(row: Row) -> str:
 
 def measure(lengths: Sequence[int], rows: Sequence[Row] = ROWS) -> list[Measured]:
     """Builds every engine; progress goes to stderr."""
-    backend = backends.load("tensorrt-rtx")
-    plugin_library.load(backend)
     measured = []
     for row in rows:
         print(f"measuring: {row.title}", file=sys.stderr)
-        unfused = {length: build(backend, model_of(row, row.unfused, length)) for length in lengths}
-        fused = unfused if row.fused is None else {n: build(backend, model_of(row, row.fused, n)) for n in lengths}
+        unfused = {length: build(model_of(row, row.unfused, length)) for length in lengths}
+        fused = unfused if row.fused is None else {n: build(model_of(row, row.fused, n)) for n in lengths}
         who = {by for _, found in unfused.values() for by in found}
         measured.append(
             Measured(

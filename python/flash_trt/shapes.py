@@ -111,13 +111,21 @@ def plan_profile(
     by_name = {i.name: i for i in inputs}
     symbols: _Triples = {}
     for range_ in given:
-        if range_.name not in by_name or sum(r.name == range_.name for r in given) > 1:
+        if range_.name not in by_name:
             raise UsageError(
-                "a shape is given for no input, or twice",
+                "a shape is given for no input",
                 where="--shape",
                 got=str(range_),
-                need=f"each of these at most once: {', '.join(by_name)}",
+                need=f"one of {', '.join(by_name)}",
                 do="correct the name; flash-trt spells inputs as the ONNX file does",
+            )
+        if len(same := [r for r in given if r.name == range_.name]) > 1:
+            raise UsageError(
+                "a shape is given twice",
+                where=f"--shape, input {range_.name}",
+                got=" and ".join(map(str, same)),
+                need="one range for each input: an engine has one optimization profile",
+                do="give one range that holds both, or build a second engine for the other",
             )
         _settle(by_name[range_.name], range_, symbols)
         _require_within(by_name[range_.name], range_, limits)

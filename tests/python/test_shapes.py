@@ -91,6 +91,13 @@ def test_a_shape_that_contradicts_the_model_is_refused(given: list[str], words: 
     assert words in str(caught.value)
 
 
+def test_two_ranges_of_one_input_are_refused_with_both_and_the_way_out() -> None:
+    with pytest.raises(UsageError, match="twice") as caught:
+        plan_profile([IDS], [parse("input_ids:1x1"), parse("input_ids:1x1,4x64,8x512")])
+    assert caught.value.got == "input_ids:1x1,1x1,1x1 and input_ids:1x1,4x64,8x512"
+    assert "second engine" in caught.value.do
+
+
 # --- dims that are expressions of others, as a cache's are ------------------------------------------------------------
 
 CACHED = [IDS, GraphInput("mask", 7, ("batch", "seq + past")), GraphInput("key", 1, ("batch", 2, "past", 16))]
@@ -129,3 +136,8 @@ def test_trtexec_flags_hold_every_dynamic_input() -> None:
         "--optShapes=input_ids:4x64,attention_mask:4x64",
         "--maxShapes=input_ids:8x200,attention_mask:8x200",
     ]
+    assert profile.provider_parameters() == {
+        "trt_profile_min_shapes": "input_ids:1x1,attention_mask:1x1",
+        "trt_profile_opt_shapes": "input_ids:4x64,attention_mask:4x64",
+        "trt_profile_max_shapes": "input_ids:8x200,attention_mask:8x200",
+    }
