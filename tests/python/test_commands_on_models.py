@@ -6,6 +6,10 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,11 +17,15 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from flash_export import cli, command
 from flash_export.errors import EXIT_OK
+from flash_trt import polygraphy
 from flash_trt.backends import Backend
+from flash_trt.build import sidecar_path
+from flash_trt.plan import plugin_records
 
 pytestmark = pytest.mark.xdist_group("commands_on_models")  # so that each model is exported once
 
@@ -146,3 +154,33 @@ def test_an_engine_without_a_shape_has_every_attention_as_a_plugin_and_inspect_f
     assert sidecar["plan_proof"] == "fields"
     assert {attention["by"] for attention in sidecar["attention"]} == {"plugin"}
     assert {name: limits["opt"] for name, limits in sidecar["profile"].items()} == model.usual
+
+
+def test_polygraphy_lists_every_attention_and_builds_the_same_plugins(
+    rtx: Backend, model: Exported, tmp_path: Path, flash_trt: Command
+) -> None:
+    found = tmp_path / "found.yaml"
+    assert polygraphy.main(["plugin", "match", str(model.unfused), "-o", str(found)]) == EXIT_OK
+    (plugin,) = yaml.safe_load_all(found.read_text())
+    assert plugin["op"] == "FlashAttention"  # as the pattern of all its operators is called
+    assert len(plugin["instances"]) == model.attentions
+    engine = tmp_path / "model.engine"
+    assert flash_trt("build", model.fused, "-o", engine, "--target", "sm89") == EXIT_OK
+    line = shlex.split(json.loads(sidecar_path(engine).read_text())["polygraphy"])
+    expected = sorted(str(record) for record in plugin_records(engine.read_bytes()))
+    engine.unlink()
+    # In a process of its own: there the plugin is loaded by Polygraphy's wrapper and by nothing else.
+    variables = dict([line[0].split("=")])
+    done = subprocess.run(
+        [sys.executable, *line[2:]], env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(str(record) for record in plugin_records(engine.read_bytes())) == expected
+    assert len(expected) == model.attentions
+
+
+def test_env_tells_what_the_commands_above_ran_with(
+    rtx: Backend, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert flash_trt("env", "--json") == EXIT_OK
+    assert rtx.version in capsys.readouterr().out
