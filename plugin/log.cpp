@@ -23,6 +23,13 @@ char const* nameOf(nvinfer1::ILogger::Severity severity) noexcept {
   }
 }
 
+// `text` with the lines behind its first under the first, so that no part of a message looks like another.
+std::string aligned(std::string const& text) {
+  std::string lines;
+  for (char const c : text) lines += c == '\n' ? "\n        " : std::string{c};
+  return lines;
+}
+
 nvinfer1::ILogger* findLogger() {
   nvinfer1::ILoggerFinder* const finder = gFinder.load();
   return finder == nullptr ? nullptr : finder->findLogger();
@@ -47,7 +54,7 @@ void log(nvinfer1::ILogger::Severity severity, char const* text) noexcept {
 
 PluginError::PluginError(std::string const& what, std::string const& where, std::string const& got,
                          std::string const& need, std::string const& todo)
-    : std::runtime_error(what + "\n  where " + where + "\n  got   " + got + "\n  need  " + need +
-                         "\n  do    " + todo) {}
+    : std::runtime_error(what + "\n  where " + aligned(where) + "\n  got   " + aligned(got) + "\n  need  " +
+                         aligned(need) + "\n  do    " + aligned(todo)) {}
 
 }  // namespace flash_export

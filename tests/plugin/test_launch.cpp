@@ -158,6 +158,17 @@ TEST(a_launch_that_the_kernels_refuse_is_told_with_their_reason) {
   EXPECT(messages.has("got   head_dim is 8; never on Mondays"), messages.take());
 }
 
+TEST(each_of_several_reasons_stands_under_the_first) {
+  host::Messages messages;
+  Call call = plainCall();
+  fake::kernels.status = 1;
+  fake::kernels.reason = "head_dim is 320; at most 256.\nv_head_dim is 320; at most 256.";
+  EXPECT(call.enqueue() != 0);
+  EXPECT(messages.has(
+             "\n  got   head_dim is 320; at most 256.\n        v_head_dim is 320; at most 256.\n  need  "),
+         messages.take());
+}
+
 TEST(an_exception_never_leaves_the_plugin) {
   host::Messages messages;
   Call call = plainCall();

@@ -367,6 +367,24 @@ def test_what_the_plugin_refuses_is_told_in_its_own_words(
     assert re.search(rf"shape \[1, 5, {width}\]\s+need .* 7\*D", capfd.readouterr().err)
 
 
+def test_a_head_that_is_too_large_is_refused_at_build_with_both_reasons_and_the_limit(
+    rtx: Backend, tmp_path: Path, flash_trt: Command, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shape: list[int | str] = ["batch", "seq", 2 * 320]
+    attributes = Attributes(q_num_heads=2, kv_num_heads=2, scale=SCALE)
+    node = helper.make_node(
+        "FlashAttention", ["q", "k", "v"], ["y"], name="wide", domain=DOMAIN, **attributes.as_dict()
+    )
+    path = tmp_path / "m.onnx"
+    _save(path, [node], [_typed(name, HALF, shape) for name in "qkv"], [_typed("y", HALF, shape)])
+    assert flash_trt("build", path, "--target", "sm80", "--shape", "q:1x1x640,2x64x640,4x128x640") == EXIT_UNSUPPORTED
+    told = capfd.readouterr().err
+    assert re.search(
+        r'where node "wide"\n  got   head_dim is 320; .* 256\.?\n        v_head_dim is 320; .* 256\.?\n  need  ', told
+    ), told
+    assert not (tmp_path / "m.engine").exists()
+
+
 @pytest.mark.parametrize("content", [b"", b"just text\n", None])
 def test_an_unreadable_model_ends_with_2(tmp_path: Path, flash_trt: Command, content: bytes | None) -> None:
     path = tmp_path / "m.onnx"
