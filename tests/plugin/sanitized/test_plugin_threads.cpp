@@ -17,6 +17,10 @@ constexpr int kThreads = 16;
 constexpr int kRounds = 40;
 
 std::atomic<int> gLaunches{0};
+std::atomic<int> gAppends{0};
+
+constexpr char const* kOperators[] = {"FlashAttention", "FlashAttentionEx", "FlashAttentionCache",
+                                      "FlashAttentionPagedCache"};
 
 // A host's logger is called from any thread; this one keeps what it is told.
 class SharedMessages final : public ILogger, public ILoggerFinder {
@@ -38,6 +42,14 @@ host::Fields fieldsFor(int thread, int round) {
   fields.set("q_num_heads", 4).set("kv_num_heads", thread % 2 == 0 ? 2 : 4);
   fields.set("causal", round % 2).set("window_left", thread * 100 + round).set("scale", 0.25 * thread);
   return fields;
+}
+
+host::Fields cacheFields() {
+  return host::Fields()
+      .set("layout", 1)
+      .set("q_num_heads", 4)
+      .set("kv_num_heads", 2)
+      .set("has_kv_lengths", 1);
 }
 
 void expectFields(host::PluginPtr const& plugin, host::Fields const& given) {
@@ -74,6 +86,34 @@ void useThroughout(host::PluginPtr const& plugin) {
   EXPECT(runtime.enqueue(in.data(), &out, inputs, outputs, nullptr, nullptr) == 0);
 }
 
+// A cache form at build and run time: three new keys into a cache of 48, or of three pages of 16.
+void appendThroughout(host::PluginPtr const& plugin, bool paged) {
+  PluginTensorDesc const cache = host::desc({paged ? 3 : 1, 2, paged ? 16 : 48, 8});
+  PluginTensorDesc const length = host::desc({1}, DataType::kINT32);
+  std::vector<PluginTensorDesc> in{host::desc({1, 4, 7, 8}),
+                                   host::desc({1, 2, 3, 8}),
+                                   host::desc({1, 2, 3, 8}),
+                                   host::desc({1, 1, 1, 1}),
+                                   length,
+                                   host::desc({1}),
+                                   cache,
+                                   cache};
+  if (paged) in.push_back(host::desc({1, 3}, DataType::kINT32));
+  std::vector<PluginTensorDesc> const out{in[0], host::desc({1, 4, 7}), length, cache, cache};
+  int32_t const count = static_cast<int32_t>(in.size());
+
+  auto& build = static_cast<IPluginV3OneBuildV2&>(host::build(plugin));
+  EXPECT(build.getAliasedInput(3) == 6 && build.getAliasedInput(4) == 7);
+  EXPECT(build.configurePlugin(host::dynamic(in).data(), count, host::dynamic(out).data(), 5) == 0);
+
+  std::vector<float> memory(1024);
+  std::vector<void const*> const inputs(in.size(), memory.data());
+  std::vector<void*> const outputs(out.size(), memory.data());
+  IPluginV3OneRuntime& runtime = host::runtime(plugin);
+  EXPECT(runtime.onShapeChange(in.data(), count, out.data(), 5) == 0);
+  EXPECT(runtime.enqueue(in.data(), out.data(), inputs.data(), outputs.data(), memory.data(), nullptr) == 0);
+}
+
 // First in the file: it is about the library's statics.
 TEST(the_first_calls_of_a_process_may_come_from_many_threads) {
   runner::inThreads(kThreads, [](int) {
@@ -89,13 +129,15 @@ TEST(the_first_calls_of_a_process_may_come_from_many_threads) {
 TEST(threads_that_create_serialise_and_clone_their_own_plugins_do_not_meet) {
   runner::inThreads(kThreads, [](int thread) {
     for (int round = 0; round < kRounds; ++round) {
-      host::Fields const fields = fieldsFor(thread, round);
-      host::PluginPtr const built =
-          host::create(thread % 3 == 0 ? "FlashAttentionEx" : "FlashAttention", fields);
+      char const* const op = kOperators[thread % 4];
+      bool const isCache = thread % 4 >= 2;
+      host::Fields const fields =
+          isCache ? fieldsFor(thread, round).set("has_kv_lengths", 1) : fieldsFor(thread, round);
+      host::PluginPtr const built = host::create(op, fields);
       EXPECT(built != nullptr);
       PluginFieldCollection const* const plan = host::runtime(built).getFieldsToSerialize();
-      host::PluginPtr const loaded = host::create(
-          "FlashAttention", std::vector<PluginField>(plan->fields, plan->fields + plan->nbFields));
+      host::PluginPtr const loaded =
+          host::create(op, std::vector<PluginField>(plan->fields, plan->fields + plan->nbFields));
       host::PluginPtr const clone{loaded->clone()};
       host::PluginPtr const attached{host::runtime(clone).attachToContext(nullptr)};
       for (host::PluginPtr const* plugin : {&built, &loaded, &clone, &attached})
@@ -119,6 +161,21 @@ TEST(threads_may_clone_and_serialise_one_plugin) {
     }
   });
   EXPECT(gLaunches == kThreads * kRounds, gLaunches);
+}
+
+TEST(threads_may_clone_one_plugin_of_a_cache_and_append_each_to_its_own) {
+  host::PluginPtr const whole = host::create("FlashAttentionCache", cacheFields());
+  host::PluginPtr const paged = host::create("FlashAttentionPagedCache", cacheFields());
+  gAppends = 0;
+  runner::inThreads(kThreads, [&](int thread) {
+    bool const isPaged = thread % 2 == 1;
+    for (int round = 0; round < kRounds; ++round) {
+      host::PluginPtr const clone{(isPaged ? paged : whole)->clone()};
+      expectFields(clone, cacheFields());
+      appendThroughout(clone, isPaged);
+    }
+  });
+  EXPECT(gAppends == kThreads * kRounds, gAppends);
 }
 
 TEST(threads_that_are_refused_each_get_their_message) {
@@ -149,7 +206,10 @@ int32_t flashAttentionAppendWhyUnsupported(FlashAppendArgs const*, char* text, s
   return 0;
 }
 
-int32_t flashAttentionAppend(FlashAppendArgs const*, void*) { return 0; }
+int32_t flashAttentionAppend(FlashAppendArgs const*, void*) {
+  ++gAppends;
+  return 0;
+}
 
 size_t flashAttentionWorkspace(FlashAttentionArgs const*) { return 0; }
 
