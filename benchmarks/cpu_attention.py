@@ -109,7 +109,8 @@ def onnx_table(bench: Bench) -> str:
     for title, problems in cases.items():
         seen = [way for way in ONNX_PEERS if all((p, 1, way) in bench.times for p in problems)]
         cells = {way: f"{ratio(bench, problems, 1, OURS[0], way):.2f}" for way in seen}
-        rows.append([title, *(cells.get(way, "") for way in ONNX_PEERS)])
+        if cells:
+            rows.append([title, *(cells.get(way, "") for way in ONNX_PEERS)])
     return markdown(["× ONNX Runtime, 1 thread", *ONNX_PEERS], rows)
 
 
