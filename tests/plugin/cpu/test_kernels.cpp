@@ -198,19 +198,21 @@ std::string runFarApart(Kernels const& kernels) {
 
 // Tasks in the order in which one thread takes them.
 struct Task {
-  int64_t length;  // of the batch entry
-  int64_t pairs;   // of a query and a key
+  void const* key;  // of the head
+  int64_t last;     // key that its last row sees, and one
+  int64_t pairs;    // of a query and a key
 };
 std::vector<Task> gTasks;
 
-void noteTile(flash_export::cpu::RowProblem const&, flash_export::cpu::Row const* rows, int32_t count,
+void noteTile(flash_export::cpu::RowProblem const& problem, flash_export::cpu::Row const* rows, int32_t count,
               float*) {
-  gTasks.push_back({rows[0].last, int64_t{count} * rows[0].last});
+  gTasks.push_back({problem.key.start, rows[count - 1].last, 0});
+  for (int32_t r = 0; r < count; ++r) gTasks.back().pairs += rows[r].last - rows[r].first;
 }
 
-void noteSlice(flash_export::cpu::RowProblem const&, flash_export::cpu::Row const* rows, int32_t,
+void noteSlice(flash_export::cpu::RowProblem const& problem, flash_export::cpu::Row const* rows, int32_t,
                int32_t first, int32_t last, float*, float*) {
-  gTasks.push_back({rows[0].last, last - first});
+  gTasks.push_back({problem.key.start, rows[0].last, last - first});
 }
 
 void noCombine(flash_export::cpu::RowProblem const&, flash_export::cpu::Row const&, float const*, int64_t,
@@ -234,7 +236,7 @@ std::string runUnequalLengths(Kernels kernels) {
     for (Task const& task : gTasks) total += task.pairs, longest = std::max(longest, task.pairs);
     if (total != 2 * 10340 * seqlen_q) return "some pairs of query and key are nobody's task, or two tasks'";
     for (size_t i = 1; i < gTasks.size(); ++i) {
-      if (gTasks[i].length > gTasks[i - 1].length) return "a long entry's task comes after a short one's";
+      if (gTasks[i].last > gTasks[i - 1].last) return "a long entry's task comes after a short one's";
     }
     bool const cut = seqlen_q == 1 && threads > 1;
     if (cut && longest > std::max<int64_t>(256, total / (4 * threads)) + 16) return "a slice is too long";
@@ -242,12 +244,40 @@ std::string runUnequalLengths(Kernels kernels) {
   return "";
 }
 
+// "" or what is wrong: of each head the tiles with the most keys, the last under a causal mask, must come
+// first, and every head's tiles one behind the other.
+std::string runCausalTiles(Kernels kernels) {
+  kernels.tile = noteTile;
+  float keys[2] = {};
+  FlashAttentionArgs args{};
+  args.batch = 1, args.q_num_heads = args.kv_num_heads = 2;
+  args.seqlen_q = args.seqlen_kv = 5000, args.head_dim = args.v_head_dim = 8;
+  args.key = {keys, 0, 1, 0};  // never read
+  args.causal = 1, args.window_left = args.window_right = -1;
+  gTasks.clear();
+  flash_export::cpu::attention(args, {nullptr, runHere}, kernels);
+  int64_t total = 0, heads = 1;
+  for (size_t i = 0; i < gTasks.size(); ++i) {
+    total += gTasks[i].pairs;
+    if (i == 0) continue;
+    bool const same = gTasks[i].key == gTasks[i - 1].key;
+    heads += !same;
+    if (same && gTasks[i].last >= gTasks[i - 1].last) return "a tile of more keys comes after one of fewer";
+    if (!same && gTasks[i].last != 5000) return "a head does not begin with its longest tile";
+  }
+  if (total != int64_t{2} * 5000 * 5001 / 2)
+    return "some pairs of query and key are nobody's task, or two tasks'";
+  return heads == 2 && gTasks.size() > 8 ? "" : "not every head's tiles are one behind the other";
+}
+
 // Every problem with `kernels` as they choose, in tiles alone and in slices alone; returns the failures.
 int runAll(Kernels kernels) {
   int failed = 0;
-  std::string const order = runUnequalLengths(kernels);
-  if (!order.empty()) std::printf("FAILED unequal lengths with %s: %s\n", kernels.name, order.c_str());
-  failed += !order.empty();
+  for (auto const& runOrder : {runUnequalLengths, runCausalTiles}) {
+    std::string const order = runOrder(kernels);
+    if (!order.empty()) std::printf("FAILED the order of tasks with %s: %s\n", kernels.name, order.c_str());
+    failed += !order.empty();
+  }
   std::vector<Problem> const all = problems();
   for (int slice_rows : {kernels.slice_rows, 0, 1 << 20}) {
     kernels.slice_rows = slice_rows;
