@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from contract import tensors
+from contract import cache_cases, cache_model, tensors
+from contract.cache_cases import CACHE_CASES
 from contract.cases import CASES
-from contract.node_model import feeds, model_of_case, results
+from contract.node_model import feeds, model_of, model_of_case, results
 
 from flash_trt import cpu_operator_path
 from plugin.cpu import onnxruntimes, run_models
@@ -31,6 +32,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         del proto.functions[:]
         (folder / f"{case.name}.onnx").write_bytes(proto.SerializeToString())
         np.savez(folder / f"{case.name}.npz", **feeds(case, arrays))
+    for cache_case in CACHE_CASES:
+        given = cache_cases.make(cache_case)
+        proto = model_of([cache_model.node_of(given)], 18)
+        del proto.functions[:]
+        (folder / f"cache_{cache_case.name}.onnx").write_bytes(proto.SerializeToString())
+        np.savez(folder / f"cache_{cache_case.name}.npz", **cache_model.feeds(given))
     return folder
 
 
@@ -46,6 +53,10 @@ def test_the_library_runs_the_contract_in(wanted: str, models: Path, repo_root: 
         with np.load(models / f"{case.name}.out.npz") as outputs:
             if reasons := why_wrong(case, *results(case, list(outputs.values()))):
                 wrong[case.name] = reasons
+    for cache_case in CACHE_CASES:
+        with np.load(models / f"cache_{cache_case.name}.out.npz") as outputs:
+            if reasons := cache_model.why_wrong(cache_cases.make(cache_case), list(outputs.values())):
+                wrong[cache_case.name] = reasons
     assert wrong == {}
 
 
