@@ -12,8 +12,12 @@ import pytest
 SKIPS_FAIL = "FLASH_EXPORT_SKIPS_FAIL"
 """Set by .ci/run: a test fails that is skipped for want of something that can be installed. Not these:"""
 
-BY_DESIGN = ("tests/contract/test_contract.py", "tests/plugin/test_contract.py")
-"""Rows of the contract's table that an implementation refuses, each with its own reason."""
+BY_DESIGN = (
+    "tests/contract/test_cache_contract.py",
+    "tests/contract/test_contract.py",
+    "tests/plugin/test_contract.py",
+)
+"""Rows of the contract's tables that an implementation refuses, each with its own reason."""
 
 NO_INSTALLATION_BRINGS = (
     "no NVIDIA driver here",
