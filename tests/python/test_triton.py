@@ -19,7 +19,7 @@ import onnx
 import onnxruntime
 import pytest
 from google.protobuf import text_format
-from python.attention_models import BF16, FLOAT, HALF, HEAD_DIM, HEADS, fused, unfused
+from python.attention_models import BF16, FLOAT, HALF, HEAD_DIM, HEADS, flash_node, fused, unfused
 
 from flash_export.errors import EXIT_OK, EXIT_UNSAFE, EXIT_UNSUPPORTED, EXIT_USAGE
 from flash_trt.build import sidecar_path
@@ -201,6 +201,19 @@ def test_weights_in_a_file_of_their_own_go_along(tmp_path: Path, flash_trt: Comm
     onnx.save(model, path, save_as_external_data=True, location="m.weights", size_threshold=10**4)
     assert flash_trt("triton", tmp_path / "r", path, "--device", "cpu") == EXIT_OK
     onnxruntime.InferenceSession(tmp_path / "r" / "m" / "1" / "model.onnx")
+
+
+def test_weights_in_a_file_of_their_own_go_along_to_the_provider_too(tmp_path: Path, flash_trt: Command) -> None:
+    weights = np.random.default_rng(0).standard_normal((HEAD_DIM, HEAD_DIM)).astype(np.float32)
+    nodes = [flash_node(output="half"), onnx.helper.make_node("MatMul", ["half", "weights"], ["output"])]
+    path = fused(tmp_path / "m.onnx", *nodes, constants={"weights": weights})
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location="m.weights", size_threshold=0)
+    assert flash_trt("triton", tmp_path / "r", path) == EXIT_OK
+    path.unlink()
+    (tmp_path / "m.weights").unlink()
+    served = onnx.load(tmp_path / "r" / "m" / "1" / "model.onnx")
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(served.graph.initializer[0]), weights)
+    assert [node.domain for node in served.graph.node] == ["trt.plugins", ""]
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
