@@ -45,6 +45,18 @@ def require_five_parts(told: str, *words: str) -> None:
         assert word in told, told
 
 
+def test_the_readme_gives_no_commands_but_those_tried_here() -> None:
+    """And the two of make, which run all of this and the demo."""
+    first_words = [block.split()[:2] for block in pages.blocks("README.md")]
+    assert first_words == [
+        ["make", "demo"],
+        [".", ".venv/bin/activate"],
+        ["flash-trt", "build"],
+        ["pip", "install"],
+        ["pip", "install"],
+    ]
+
+
 # --- the README's recipes for the CI of a user's own repository -------------------------------------------------------
 
 
