@@ -17,7 +17,7 @@ import onnx_ir as ir
 from flash_export import accept, nudge
 from flash_export.accept import Noise, Verdict
 from flash_export.boundary import Boundary
-from flash_export.check_site import Seen
+from flash_export.captured import Later, Seen, later, too_large_to_keep
 from flash_export.eager import Eager, Reference
 from flash_export.errors import UsageError
 from flash_export.runtime import AnySession, CannotRun, open_float64, open_session
@@ -110,7 +110,9 @@ def run_unfused(
     """
     nudged = nudge.add_nudge(plain)
     wide = _open_float64(nudged, folder)
-    probes = [*_probe_names(plain, boundaries), *(_LARGEST_OF + name for name in products)]
+    given = {v.name for v in (*plain.graph.inputs, *plain.graph.outputs)}
+    late = too_large_to_keep(plain, trials, [name for name in _captured(boundaries) if name not in given])
+    probes = [*_probe_names(plain, boundaries, late), *(_LARGEST_OF + name for name in products)]
     try:
         base = open_session(_with_probes(nudged, probes), folder)
     except CannotRun as error:
@@ -130,8 +132,9 @@ def run_unfused(
         expected.trials.append(trial)
         expected.outputs[trial.name] = reference
         expected.overflow[trial.name] = [accept.overflows(b, r) for b, r in zip(outputs, reference, strict=True)]
-        shown = dict(zip(names + probes, found, strict=True)) | trial.feeds
-        expected.seen[trial.name] = _seen(boundaries, shown)
+        shown = dict(zip(names + probes, found, strict=True)) | dict(trial.feeds)
+        again = {name: later(nudged, trial, numbers, name, folder) for name in late}
+        expected.seen[trial.name] = _seen(boundaries, shown, again)
         for name in products:
             expected.largest[name] = max(expected.largest.get(name, 0.0), float(shown[_LARGEST_OF + name]))
         if wide is not None:
@@ -218,9 +221,9 @@ def _drawn(boundaries: Sequence[Boundary]) -> list[str]:
     return list(dict.fromkeys(name for boundary in boundaries for name in boundary.drawn))
 
 
-def _probe_names(plain: ir.Model, boundaries: Sequence[Boundary]) -> list[str]:
-    """The extra outputs of a probed model: captured values, and the shapes of drawn ones."""
-    given = {v.name for v in (*plain.graph.inputs, *plain.graph.outputs)}
+def _probe_names(plain: ir.Model, boundaries: Sequence[Boundary], late: Collection[str]) -> list[str]:
+    """The extra outputs of a probed model: captured values but for the ``late`` ones, and the shapes of drawn ones."""
+    given = {v.name for v in (*plain.graph.inputs, *plain.graph.outputs)}.union(late)
     return [
         *(name for name in _captured(boundaries) if name not in given),
         *(_SHAPE_OF + name for name in _drawn(boundaries)),
@@ -248,20 +251,25 @@ def _with_probes(plain: ir.Model, probes: Sequence[str]) -> ir.Model:
 
 
 def _largest(graph: ir.Graph, value: ir.Value, name: str) -> ir.Value:
-    """The largest magnitude in ``value``, appended to the graph; 0 where it is empty."""
+    """The largest magnitude in ``value``, behind the node that makes it; 0 where it is empty."""
     zero, flat = (ir.node("Constant", [], {"value": ir.tensor(a)}) for a in (np.zeros(1, np.float32), np.array([-1])))
     size = ir.node("Abs", [value])
     row = ir.node("Reshape", [size.outputs[0], flat.outputs[0]])
     known = ir.node("Concat", [row.outputs[0], zero.outputs[0]], {"axis": 0})
     found = ir.node("ReduceMax", [known.outputs[0]], {"keepdims": 0})
-    graph.extend([zero, flat, size, row, known, found])
+    nodes = [zero, flat, size, row, known, found]
+    maker = value.producer()
+    if maker is None:
+        graph.extend(nodes)
+    else:
+        maker.append(nodes)
     result = found.outputs[0]
     result.name, result.type, result.shape = name, ir.TensorType(ir.DataType.FLOAT), ir.Shape(())
     return result
 
 
-def _seen(boundaries: Sequence[Boundary], shown: Mapping[str, np.ndarray]) -> Seen:
-    captured = {name: shown[name] for name in _captured(boundaries)}
+def _seen(boundaries: Sequence[Boundary], shown: Mapping[str, np.ndarray], late: Mapping[str, Later]) -> Seen:
+    captured = {name: late[name] if name in late else shown[name] for name in _captured(boundaries)}
     return captured | {name: tuple(map(int, shown[_SHAPE_OF + name])) for name in _drawn(boundaries)}
 
 

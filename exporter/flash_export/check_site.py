@@ -19,6 +19,7 @@ import onnx_ir as ir
 from flash_export import accept, nudge
 from flash_export.accept import Noise, Verdict
 from flash_export.boundary import Boundary, ScoreMeter, read_boundary
+from flash_export.captured import Seen
 from flash_export.cut import CannotCut, attention_nodes, cut
 from flash_export.function_body import functions_for
 from flash_export.op import FLASH_ATTENTION_EX
@@ -43,9 +44,6 @@ _SWALLOWS = 2.0**20
 
 _LEAST_ROUNDINGS = 4
 """How often the rounding of one trial is measured at least. With one measurement 1 of 200 right sites was refused."""
-
-Seen = Mapping[str, "np.ndarray | tuple[int, ...]"]
-"""What one run of the whole model showed of the boundary: an array where its content counts, else its shape."""
 
 
 class CannotProve(Exception):
@@ -223,6 +221,8 @@ def _draw(boundary: Boundary, values: Seen, seed: int) -> dict[str, np.ndarray]:
         value = values[name]
         if isinstance(value, np.ndarray):
             feeds[name] = value
+        elif callable(value):
+            feeds[name] = value()
         else:
             rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
             feeds[name] = np.asarray(rng.standard_normal(value), np.float32)

@@ -11,7 +11,7 @@ import ast
 import itertools
 import math
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -52,15 +52,46 @@ def draw_inputs(
     Raises:
         UsageError: an input is no tensor of numbers, or a dim has no size.
     """
-    model = ir.load(model) if isinstance(model, Path) else model
-    roles = read_roles(model)
-    drawn = {}
-    for name, value in fed_inputs(model).items():
-        shape = concrete_shape(value, sizes)
-        rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-        # NumPy draws a number, not an array, for an input of rank 0.
-        drawn[name] = np.asarray(_draw(rng, value, shape, sizes, roles[name], kind, spread, seed))
-    return drawn
+    return dict(Drawn(ir.load(model) if isinstance(model, Path) else model, sizes, seed, kind, spread=spread))
+
+
+class Drawn(Mapping[str, np.ndarray]):
+    """What ``draw_inputs`` gives, each array drawn when it is asked for and kept by nobody.
+
+    The past of a large model is hundreds of megabytes at each of the sizes that a check may try.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        sizes: Mapping[str, int],
+        seed: int = 0,
+        kind: Padding = "mixed",
+        *,
+        spread: float = 1.0,
+        roles: Mapping[str, Role] | None = None,
+    ) -> None:
+        """As ``draw_inputs``; ``roles`` are those of the model's inputs where they are known.
+
+        Raises:
+            UsageError: a dim has no size.
+        """
+        self._inputs = fed_inputs(model)
+        self._shapes = {name: concrete_shape(value, sizes) for name, value in self._inputs.items()}
+        self._roles = read_roles(model) if roles is None else roles
+        self._sizes, self._seed, self._kind, self._spread = sizes, seed, kind, spread
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        value, role = self._inputs[name], self._roles[name]
+        rng = np.random.default_rng([self._seed, zlib.crc32(name.encode())])
+        drawn = _draw(rng, value, self._shapes[name], self._sizes, role, self._kind, self._spread, self._seed)
+        return np.asarray(drawn)  # NumPy draws a number, not an array, for an input of rank 0
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._inputs)
+
+    def __len__(self) -> int:
+        return len(self._inputs)
 
 
 def _draw(
@@ -195,7 +226,7 @@ def sizes_to_try(
     if not dims:
         return [[{}]]
     lengths = [name for name, is_batch in dims.items() if not is_batch]
-    shown = _sizes_in(model, example or {})
+    shown = sizes_in(model, example or {})
     groupings = (lengths, [str(shown.get(name, name)) for name in lengths], [""] * len(lengths))
     settings: list[list[dict[str, int]]] = []
     for turn, batch in enumerate(_BATCH_SIZES):
@@ -232,8 +263,8 @@ def _length(turn: int, i: int) -> int:
     return _LENGTHS[turn][i % len(_LENGTHS[turn])] + 2 * (i // len(_LENGTHS[turn]))
 
 
-def _sizes_in(model: ir.Model, example: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """Dynamic dim -> its size in ``example``."""
+def sizes_in(model: ir.Model, example: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """Dynamic dim that an input has -> its size in ``example``."""
     inputs = {name: value for name, value in fed_inputs(model).items() if name in example}
     return {
         dim: example[name].shape[axis]

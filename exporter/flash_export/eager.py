@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-Reference = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
+Reference = Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -21,5 +21,5 @@ class Eager:
     run: Reference
     in_float64: Reference
 
-    def __call__(self, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    def __call__(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         return self.run(inputs)

@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -64,11 +64,11 @@ class Call:
     def reference(self, names: list[str]) -> Eager:
         """Eager PyTorch on inputs by the graph's input ``names``."""
 
-        def run(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        def run(inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
             outputs = self.run([from_numpy(inputs[name]) for name in names])
             return [to_numpy(tensor) for tensor in tensors_in(outputs)]
 
-        def in_float64(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        def in_float64(inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
             outputs = self._widened().run([_doubled(from_numpy(inputs[name])) for name in names])
             return [to_numpy(tensor) for tensor in tensors_in(outputs)]
 

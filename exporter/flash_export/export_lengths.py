@@ -17,8 +17,12 @@ import onnxruntime as ort
 from flash_export.draw import draw_inputs, dynamic_dims
 from flash_export.eager import Reference
 from flash_export.errors import UnsupportedModel, UsageError
+from flash_export.extent import Extent
 
 _ROUGHLY = 1e-2
+
+MOST_ELEMENTS = 2**28
+"""In one tensor of a run at the end of a range: 1 GiB in float32, of which PyTorch and ONNX Runtime hold several."""
 
 
 def refuse_fixed_lengths(
@@ -41,6 +45,7 @@ def refuse_fixed_lengths(
     model = ir.load(path)
     settings = ort.SessionOptions()
     settings.log_severity_level = 4
+    settings.enable_cpu_mem_arena = False
     try:
         session = ort.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
         session.run(None, dict(example))
@@ -82,25 +87,45 @@ def take_back(
     for name, sizes in left_out.items():
         for size in sorted(sizes, key=lambda n: n > dims[name][1], reverse=True):
             low, high = dims[name]
-            if _agrees(path, reference, example, {name: size}):
+            why = _why_not(path, reference, example, dims, {name: size})
+            if why is None:
                 dims[name] = (min(low, size), max(high, size))
             else:
                 notes.append(
-                    f"{name} = {size}: forward takes another way there, which PyTorch's exporter leaves out; the file"
-                    f" is right for {name} from {low} to {high} alone"
+                    f"{name} = {size}: forward takes another way there, which PyTorch's exporter leaves out{why}; the"
+                    f" file is right for {name} from {low} to {high} alone"
                 )
     return notes
 
 
-def _agrees(path: Path, reference: Reference, example: Mapping[str, np.ndarray], changed: Mapping[str, int]) -> bool:
-    """Whether the file gives PyTorch's numbers, but for rounding, at the example's sizes with one of them changed."""
+def _why_not(
+    path: Path,
+    reference: Reference,
+    example: Mapping[str, np.ndarray],
+    dims: Mapping[str, tuple[int, int]],
+    changed: Mapping[str, int],
+) -> str | None:
+    """The end of a note; None where the file gives PyTorch's numbers at the example's sizes with one of them changed.
+
+    Where that asks for much memory, scores being as large as the square of a length, the others are their smallest.
+    """
     model = ir.load(path)
-    feeds = draw_inputs(model, {**_sizes(model, example), **changed})
+    extent, sizes = Extent(model), {**_sizes(model, example), **changed}
+    if extent.largest(sizes) > MOST_ELEMENTS:
+        sizes |= {name: max(1, low) for name, (low, _) in dims.items() if name not in changed}
+    if extent.largest(sizes) > MOST_ELEMENTS:
+        return f" and nobody tried, since a tensor of it has {extent.largest(sizes):,} elements"
+    return None if _agrees(path, reference, draw_inputs(model, sizes)) else ""
+
+
+def _agrees(path: Path, reference: Reference, feeds: Mapping[str, np.ndarray]) -> bool:
+    """Whether the file gives PyTorch's numbers but for rounding."""
     settings = ort.SessionOptions()
     settings.log_severity_level = 4
+    settings.enable_cpu_mem_arena = False
     try:
         expected = reference(feeds)
-        found = ort.InferenceSession(path, settings, providers=["CPUExecutionProvider"]).run(None, feeds)
+        found = ort.InferenceSession(path, settings, providers=["CPUExecutionProvider"]).run(None, dict(feeds))
     except Exception:  # ONNX Runtime has a type for each kind of failure
         return False
     return all(

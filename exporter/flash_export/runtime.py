@@ -45,6 +45,9 @@ class Session:
         """Loads ``model``; weights that are in no file yet pass through ``folder``."""
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
+        options.enable_cpu_mem_arena = False  # one output that is kept would keep all of the session's arena
+        # In the order of the file: a probe behind its value, which need not be kept until the end for it.
+        options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # up to three sessions take turns
         if sum(t.nbytes for t in tensors_of(model)) > _PREPACK_BYTES:
             options.add_session_config_entry("session.disable_prepacking", "1")

@@ -11,13 +11,17 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from flash_export.draw import concrete_shape, draw_inputs, dynamic_dims, sizes_to_try
+from flash_export.draw import Drawn, concrete_shape, dynamic_dims, sizes_to_try
 from flash_export.errors import UsageError
-from flash_export.input_roles import fed_inputs
+from flash_export.extent import Extent
+from flash_export.input_roles import Role, fed_inputs, read_roles
 from flash_export.twin import is_float
 
 STATIC_TRIALS = 3
 """Seeds tried on a model without dynamic dims."""
+
+MOST_ELEMENTS = 2**26
+"""In one tensor of a run, where the dynamic dims leave a choice: 256 MiB in float32, and the check holds several."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,7 +33,7 @@ class Trial:
     """
 
     name: str
-    feeds: dict[str, np.ndarray]
+    feeds: Mapping[str, np.ndarray]
     sizes: dict[str, int] | None = None
     batch: int = 0
 
@@ -65,19 +69,33 @@ def plan_trials(
     """
     if values is not None:
         return [[Trial("values", read_values(model, values))]]
-    settings = sizes_to_try(model, ranges, example)
+    settings, extent = sizes_to_try(model, ranges, example), Extent(model)
     if settings == [[{}]]:
-        settings *= STATIC_TRIALS
+        settings *= STATIC_TRIALS if extent.largest({}) <= MOST_ELEMENTS else 1
     batches = [name for name, is_batch in dynamic_dims(model).items() if is_batch]
-    trials = [[_draw(model, sizes, seed + i, batches) for sizes in choices] for i, choices in enumerate(settings)]
+    roles = read_roles(model)
+    trials = [
+        [_draw(model, sizes, seed + i, batches, roles) for sizes in _roomy(choices, extent, batches)]
+        for i, choices in enumerate(settings)
+    ]
     if example and set(example) >= set(fed_inputs(model)):
         trials.append([Trial("example", dict(example))])
     return trials
 
 
-def _draw(model: ir.Model, sizes: dict[str, int], seed: int, batches: Sequence[str]) -> Trial:
+def _roomy(choices: list[dict[str, int]], extent: Extent, batches: Sequence[str]) -> list[dict[str, int]]:
+    """The choices whose tensors are none too large, the longest first where the first of all is too large itself."""
+    fitting = [sizes for sizes in choices if extent.largest(sizes) <= MOST_ELEMENTS]
+    if not fitting or fitting[0] is choices[0]:
+        return fitting or choices
+    return sorted(fitting, key=lambda sizes: -sum(size for name, size in sizes.items() if name not in batches))
+
+
+def _draw(
+    model: ir.Model, sizes: dict[str, int], seed: int, batches: Sequence[str], roles: Mapping[str, Role]
+) -> Trial:
     batch = max((sizes[name] for name in batches), default=0)
-    return Trial(_name(sizes, seed), draw_inputs(model, sizes, seed), sizes, batch)
+    return Trial(_name(sizes, seed), Drawn(model, sizes, seed, roles=roles), sizes, batch)
 
 
 def _name(sizes: Mapping[str, int], seed: int) -> str:

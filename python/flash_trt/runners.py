@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -149,7 +150,7 @@ def input_dtypes(runner: Any) -> dict[str, np.dtype]:
     return {name: np.dtype(meta.dtype.numpy()) for name, meta in metadata.items()}
 
 
-def adapted(feeds: dict[str, np.ndarray], runner: Any) -> dict[str, np.ndarray]:
+def adapted(feeds: Mapping[str, np.ndarray], runner: Any) -> dict[str, np.ndarray]:
     """``feeds`` in the dtypes that ``runner`` takes; halves become float32 for a twin."""
     typed = {}
     for name, dtype in input_dtypes(runner).items():
