@@ -277,19 +277,30 @@ def _fill(candidate: _Candidate, live: set[ir.Node]) -> None:
 
 
 def _source_name(value: ir.Value, site: Site) -> str | None:
-    return str(value.name) if value.name in site.boundary else None
+    """The boundary value that ``value`` is, or is computed from alone."""
+    while value.name not in site.boundary:
+        node = value.producer()
+        above = [] if node is None else [v for v in g.all_inputs(node) if not g.is_weight(v)]
+        if len(above) != 1:
+            return None
+        (value,) = above
+    return str(value.name)
 
 
 def _boundary(plan: Plan, live: set[ir.Node]) -> list[ir.Value]:
     """The values that cut the site out of both graphs: the new node's sources, and what old shape arithmetic reads.
 
-    Walks up from the output through everything that the rewrite removes, and stops at what it leaves.
+    Walks up from the output through everything that the rewrite removes, and stops at what it leaves. What lies on the
+    way from one operand's source to its product is none, though another operand begin there: the two are not free of
+    each other.
     """
-    inner = {*plan.nodes, *(n for feed in plan.operands for n in feed.path)}
+    paths = {n for feed in plan.operands for n in feed.path}
+    inner = {*plan.nodes, *paths}
     sources = _in_graph(plan.sources)
-    found = dict.fromkeys(v for v in sources if not g.is_weight(v))
+    between = [v for v in sources if v.producer() in paths]
+    found = dict.fromkeys(v for v in sources if not g.is_weight(v) and v not in between)
     seen = {plan.output, *sources}
-    stack = [plan.output]
+    stack = [plan.output, *between]
     while stack:
         value = stack.pop()
         node = value.producer()

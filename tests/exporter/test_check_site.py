@@ -5,17 +5,22 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest
+from exporter import graphs
 from exporter.attention_pairs import Recipe, build, site_of
 
+from flash_export import pipeline
 from flash_export.boundary import Boundary, ScoreMeter, read_boundary
 from flash_export.check_site import CannotProve, SiteRun, check_site, stretch
 from flash_export.cut import CannotCut, cut, reaches
 from flash_export.function_body import functions_for
 from flash_export.op import DOMAIN, Attributes
+from flash_export.options import Options
 from flash_export.sites import Site
+from flash_export.talk import Talk
 
 RECIPE = Recipe(sites=2)
 SHAPES = {"query0": (2, 7, 60), "key0": (2, 9, 60), "value0": (2, 9, 60)}
@@ -163,3 +168,16 @@ def test_what_gives_only_a_shape_is_not_reached() -> None:
         )
     ).graph
     assert reaches(graph.outputs[0]) == {"x"}
+
+
+def test_operands_of_which_one_is_computed_from_the_other_are_not_drawn_apart(tmp_path: Path) -> None:
+    """Values are half of the keys' source and the keys are those values, whose half goes into the node's scale."""
+    body = "half_k = Mul (k, half)\n kt = Transpose <perm = [0, 1, 3, 2]> (half_k)\n s = MatMul (q, kt)\n"
+    body += "probs = Softmax <axis = -1> (s)\n out = MatMul (probs, half_k)\n"
+    proto = graphs.model(body, constants=graphs.CONSTANTS + ", float half = {0.5}")
+    onnx.save(proto, tmp_path / "in.onnx")
+    result = pipeline.run(Options(source=tmp_path / "in.onnx", output=tmp_path / "out.onnx"), Talk(quiet=True))
+    (site,) = result.sites
+    assert site.status == "fused"
+    assert (site.query_source, site.key_source) == ("q", "k")
+    assert "half_k" not in site.boundary
