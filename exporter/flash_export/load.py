@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal
 from flash_export.errors import MissingHere, UsageError
 from flash_export.options import Dim, Options
 from flash_export.requirements import pip_install
-from flash_export.save import REPORT
 from flash_export.save_commit import finish_interrupted
+from flash_export.save_report import is_report
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +117,7 @@ def load(options: Options) -> Loaded:
 
 def _files_of_folder(folder: Path) -> frozenset[Path]:
     """What transformers reads there. An older export may lie in the folder too, and a new one replaces that."""
-    return frozenset(p for p in folder.iterdir() if p.suffix in (".json", ".safetensors") and p.name != REPORT)
+    return frozenset(p for p in folder.iterdir() if p.suffix in (".json", ".safetensors") and not is_report(p))
 
 
 def file_kind(path: Path) -> FileKind:

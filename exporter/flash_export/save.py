@@ -7,7 +7,8 @@ ones:
 
 - the weights' file is named after its content, so that new weights never replace those an older ``.onnx`` refers to;
 - the fused ``.onnx`` is moved last; weights that nothing refers to any more go after it;
-- a report that goes to another folder follows by a commit of its own.
+- a report that goes to another folder follows by a commit of its own;
+- the report of another model is kept under that one's name first (``save_report``).
 """
 
 from __future__ import annotations
@@ -24,12 +25,11 @@ import onnx_ir as ir
 
 from flash_export.errors import MissingHere, UsageError, UserError
 from flash_export.save_commit import WEIGHTS, commit, hidden_folder
+from flash_export.save_report import PAGE, REPORT, drop_kept, keep_others
 from flash_export.save_weights import tensors_of, write_model, write_synced, write_weights
 
 INLINE_LIMIT_BYTES = 100 * 1000 * 1000
 """Weights above this lie in a file of their own: protobuf ends at 2 GB, and a big file is slow to parse."""
-REPORT = "report.json"
-PAGE = "report.html"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,11 +83,13 @@ class Staged:
             folder = stack.enter_context(hidden_folder(place / REPORT)) if apart else self.folder
             for name, content in pages.items():
                 write_synced(folder / name, content)
+            keep_others(place, self.output)
             unused = self._unused_weights()
             beside = [] if apart else list(pages)
             commit(self.folder, [*staged_data, *staged_twin, *beside, self.output.name], unused)
             if apart:
                 commit(folder, pages)
+            drop_kept(place, self.output)
         data = None if self.data is None else target / self.data.name
         return Saved(self.output, unfused, data, place / REPORT)
 
