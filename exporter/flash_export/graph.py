@@ -9,8 +9,13 @@ from typing import cast
 import numpy as np
 import onnx_ir as ir
 
+from flash_export.mapped import mapped
+
 MAX_CONSTANT_ELEMENTS = 1 << 24
 """Constants above this many elements are weights, never a scale, a shape or a mask; they are not read into memory."""
+
+_COPIED_BYTES = 2**20
+"""A constant up to this size is copied out of its file: to keep it mapped is to keep all weights mapped once more."""
 
 _NAMED = 4
 """Outputs that a message names."""
@@ -44,6 +49,9 @@ def constant(value: ir.Value | None) -> np.ndarray | None:
         return _constant_node(producer)
     if tensor is None or tensor.size > MAX_CONSTANT_ELEMENTS:
         return None
+    if isinstance(tensor, ir.ExternalTensor) and tensor.nbytes <= _COPIED_BYTES:
+        with mapped(tensor):
+            return np.array(tensor.numpy())
     return np.asarray(tensor.numpy())
 
 

@@ -8,6 +8,7 @@ import hashlib
 import os
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 
 from flash_export.mapped import mapped
@@ -85,7 +86,8 @@ def _inline_attributes(model: ir.Model) -> None:
 
 
 def _in_memory(tensor: ir.TensorProtocol) -> ir.Tensor:
-    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
+    with mapped(tensor):
+        return ir.Tensor(np.array(tensor.numpy()), dtype=tensor.dtype, name=tensor.name)
 
 
 def _placed(tensor: ir.TensorProtocol, data: Weights | None) -> ir.TensorProtocol:
