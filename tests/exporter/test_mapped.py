@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file of weights is mapped while a tensor of it is read and no longer: each map counts all of it as address space."""
+"""A file of weights is mapped while a tensor of it is read and no longer: every map counts all of it once more."""
 
 from __future__ import annotations
 
