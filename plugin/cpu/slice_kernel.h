@@ -138,19 +138,38 @@ FLASH_INLINE Floats biasLanes(Element const* bias, int64_t stride, int key0, int
   return count >= kLanes ? load(bias + key0) : loadSome(bias + key0, count);
 }
 
-FLASH_INLINE Floats addBias(RowProblem const& problem, void const* bias, int key0, int count, Floats s) {
-  Floats b;
+FLASH_INLINE Floats anyBiasLanes(RowProblem const& problem, void const* bias, int key0, int count) {
   switch (problem.bias_dtype) {
     case kFlashFloat32:
-      b = biasLanes(static_cast<float const*>(bias), problem.bias_stride, key0, count);
-      break;
+      return biasLanes(static_cast<float const*>(bias), problem.bias_stride, key0, count);
     case kFlashFloat16:
-      b = biasLanes(static_cast<Half const*>(bias), problem.bias_stride, key0, count);
-      break;
+      return biasLanes(static_cast<Half const*>(bias), problem.bias_stride, key0, count);
     default:
-      b = biasLanes(static_cast<BFloat const*>(bias), problem.bias_stride, key0, count);
+      return biasLanes(static_cast<BFloat const*>(bias), problem.bias_stride, key0, count);
   }
-  return b == -kInfinity ? b : s + b;  // hidden by the bias, whatever the score is
+}
+
+// `visible` is set in the lanes whose score is -inf though no bias hides the key.
+FLASH_INLINE Floats addBias(Floats s, Floats b, Ints& visible) {
+  Floats const sum = b == -kInfinity ? b : s + b;  // hidden by the bias, whatever the score is
+  visible |= (sum == -kInfinity) & (b != -kInfinity);
+  return sum;
+}
+
+FLASH_INLINE bool anyOf(Ints lanes) {
+  bool any = false;
+  for (int i = 0; i < kLanes; ++i) any |= lanes[i] != 0;
+  return any;
+}
+
+// Takes kHidden away from the keys first <= j < last that no bias hides: their weight is 0, but 0 times an
+// infinity or a NaN shows.
+void showVisible(RowProblem const& problem, void const* bias, int first, int last, float* probs) {
+  for (int j = first; j < last; ++j) {
+    if (anyBiasLanes(problem, bias, j, 1)[0] != -kInfinity && isHidden(probs[j - first])) {
+      probs[j - first] = 0.0f;
+    }
+  }
 }
 
 FLASH_INLINE float largestOf(Floats x) {
@@ -168,13 +187,13 @@ FLASH_INLINE float sumOf(Floats x) {
 // scores[...] of the keys first <= j < last, which lie in one piece, for one row.
 template <class Element>
 FLASH_INLINE Floats scorePiece(RowProblem const& problem, Row const& row, float const* query, int first,
-                               int last, Floats largest, float* scores) {
+                               int last, Floats largest, float* scores, Ints& visible) {
   Element const* key = rowAt<Element>(problem.pages, problem.key, first);
   for (int j = first; j < last; j += kLanes, key += kLanes * problem.key.row_stride) {
     Floats s = last - j < kLanes ? scoreLanes<false>(problem, query, key, last - j)
                                  : scoreLanes<true>(problem, query, key, kLanes);
     if (problem.softcap > 0.0f) s = problem.softcap * tanhOf(s / problem.softcap);
-    if (row.bias != nullptr) s = addBias(problem, row.bias, j, last - j, s);
+    if (row.bias != nullptr) s = addBias(s, anyBiasLanes(problem, row.bias, j, last - j), visible);
     if (last - j < kLanes) s = laneNumbers() < last - j ? s : splat(-kInfinity);
     largest = larger(s, largest);
     store(scores + (j - first), s);
@@ -183,13 +202,14 @@ FLASH_INLINE Floats scorePiece(RowProblem const& problem, Row const& row, float 
 }
 
 // scores[...] of the keys first <= j < last for one row, -inf behind them; returns the largest, or `most`.
+// `visible` as in addBias.
 template <class Element>
 FLASH_INLINE float scoreSlice(RowProblem const& problem, Row const& row, float const* query, int first,
-                              int last, float most, float* scores) {
+                              int last, float most, float* scores, Ints& visible) {
   Floats largest = splat(most);
   for (int j = first; j < last;) {
     int const end = endOfPiece(problem.pages, j, last);
-    largest = scorePiece<Element>(problem, row, query, j, end, largest, scores + (j - first));
+    largest = scorePiece<Element>(problem, row, query, j, end, largest, scores + (j - first), visible);
     j = end;
   }
   store(scores + (last - first), splat(-kInfinity));
@@ -200,7 +220,8 @@ template <class Element>
 FLASH_INLINE void addRow(RowProblem const& problem, Row const& row, float const* query, int first, int last,
                          float* scores, float* partial) {
   float const before = partial[0];
-  float const now = scoreSlice<Element>(problem, row, query, first, last, before, scores);
+  Ints visible{};
+  float const now = scoreSlice<Element>(problem, row, query, first, last, before, scores, visible);
   float const most = now == -kInfinity ? 0.0f : now;  // (-inf) - (-inf) would be NaN
   float const shrink = expOf(before - most);
   Floats sum{};
@@ -216,6 +237,7 @@ FLASH_INLINE void addRow(RowProblem const& problem, Row const& row, float const*
   if (row.bias == nullptr) {
     addSliceValues<false, Element>(problem, first, last, scores, shrink, output);
   } else {
+    if (anyOf(visible)) showVisible(problem, row.bias, first, last, scores);
     addSliceValues<true, Element>(problem, first, last, scores, shrink, output);
   }
 }
