@@ -8,18 +8,18 @@ import copy
 import dataclasses
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import torch
-from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
 from flash_export.eager import Eager
 from flash_export.errors import UnsupportedModel, UsageError
 from flash_export.export_dims import is_sum
+from flash_export.export_forward import named_parameters, plain_attention
 from flash_export.inputs import MAX_DIM
 from flash_export.load import Loaded
 
@@ -50,7 +50,7 @@ class Call:
         leaves = [next(left) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         try:
-            with torch.no_grad(), _plain_attention():
+            with torch.no_grad(), plain_attention():
                 return self.function(*args, **kwargs)
         except Exception as error:  # the user's own forward may raise anything
             raise UsageError(
@@ -195,7 +195,12 @@ def _export(
     shapes = (tuple(named.values()),) if loaded.by_position else named
     args, kwargs = _call_arguments(loaded)
     # At some failures PyTorch prints the whole graph so far.
-    with torch.no_grad(), _plain_attention(), contextlib.redirect_stderr(io.StringIO()):
+    with (
+        torch.no_grad(),
+        plain_attention(),
+        named_parameters(loaded.module, [] if loaded.by_position else list(named)),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         return torch.export.export(
             loaded.module,
             args,
@@ -204,24 +209,6 @@ def _export(
             strict=False,
             prefer_deferred_runtime_asserts_over_guards=deferred,
         )
-
-
-@contextlib.contextmanager
-def _plain_attention() -> Iterator[None]:
-    """Without nn.MultiheadAttention's fused fast path, which has no ONNX form and other rounding.
-
-    nn.Transformer looks into a mask to see whether it is causal, which a graph cannot follow. The answer only picks a
-    kernel, so here it is no; whether the mask is causal is proven in the graph, at every length.
-    """
-    previous = torch.backends.mha.get_fastpath_enabled()
-    look = transformer._detect_is_causal_mask
-    torch.backends.mha.set_fastpath_enabled(False)
-    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(previous)
-        transformer._detect_is_causal_mask = look
 
 
 _SUGGESTED = re.compile(r"^\s*(\w+) = Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)\s*$", re.MULTILINE)

@@ -224,3 +224,27 @@ def test_a_condition_that_pytorch_cannot_prove_is_left_for_the_run(
     loaded = Loaded(tmp_path, "module", torch.nn.ReLU(), arguments=(argument,))
     assert export_capture.capture(loaded, export_capture.call_of(loaded)).ranges == {"seq": (1, 64)}
     assert asked == [False, True]
+
+
+class Caught(torch.nn.Module):
+    """(x + mask) * gain, of which forward names x alone."""
+
+    def forward(self, x: torch.Tensor, **rest: torch.Tensor) -> torch.Tensor:
+        return (x + rest["mask"][:, :, None]) * rest["gain"]
+
+
+@pytest.mark.parametrize("order", [("x", "mask", "gain"), ("gain", "mask", "x")])
+@pytest.mark.parametrize("own", [False, True])
+def test_inputs_that_forward_catches_in_kwargs_may_be_dynamic(order: tuple[str, ...], own: bool) -> None:
+    module = Caught().eval()
+    if own:  # as libraries do that hang something around a model
+        module.forward = module.forward
+    tensors = {"x": torch.randn(2, 5, 3), "mask": torch.randn(2, 5), "gain": torch.randn(2, 5, 3)}
+    dims = {0: Dim("batch"), 1: Dim("seq")}
+    arguments = tuple(Argument(name, tensors[name], dims) for name in order)
+    loaded = Loaded(Path("m"), "module", module, arguments=arguments)
+    program = export_capture.capture(loaded, export_capture.call_of(loaded)).program
+    assert [spec.arg.name for spec in program.graph_signature.input_specs] == list(order)
+    other = {"x": torch.randn(3, 4, 3), "mask": torch.randn(3, 4), "gain": torch.randn(3, 4, 3)}
+    torch.testing.assert_close(program.module()(**{name: other[name] for name in order}), module(**other))
+    assert ("forward" in vars(module)) == own
