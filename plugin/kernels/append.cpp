@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The door of the append kernel (flash_attention.h): what is refused, and the launch. Host code, the same for
 // CUDA and for the emulation.
+#include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -33,6 +35,20 @@ std::vector<std::string> whyUnsupported(FlashAppendArgs const& a) {
     why.pages(a.page_size);
     why.inRange("page_count", a.page_count, 0, INT32_MAX);
   }
+  int const bytes = bytesOf(a.dtype);
+  why.aligned("key.data", a.key.data, bytes);
+  why.aligned("value.data", a.value.data, bytes);
+  why.aligned("key_cache.data", a.key_cache.data, bytes);
+  why.aligned("value_cache.data", a.value_cache.data, bytes);
+  why.aligned("kv_lengths", a.kv_lengths, 4);
+  why.aligned("lengths_after", a.lengths_after, 4);
+  why.aligned("cu_seqlens_new", a.cu_seqlens_new, 4);
+  why.aligned("page_table", a.page_table, 4);
+  if (!why.sentences().empty()) return why.sentences();
+  double const rows = double(a.batch) * a.kv_num_heads * double(std::max<int64_t>(a.seqlen_new, 1));
+  why.blocks(std::ceil(rows / kAppendWarps), "batch " + std::to_string(a.batch) + ", " +
+                                                 std::to_string(a.kv_num_heads) + " heads and " +
+                                                 std::to_string(a.seqlen_new) + " rows");
   return why.sentences();
 }
 

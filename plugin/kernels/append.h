@@ -11,7 +11,7 @@ namespace flash_export::kernels {
 template <class Element_>
 struct Append {
   using Element = Element_;
-  static constexpr int kWarps = 4;
+  static constexpr int kWarps = kAppendWarps;
   static constexpr int kThreads = kWarps * kWarpSize;
 
   static FLASH_DEVICE void run(AppendParams const& p) {

@@ -6,6 +6,8 @@
 
 namespace flash_export::kernels {
 
+constexpr int kAppendWarps = 4;  // of a block; each takes a row
+
 struct AppendParams {
   FlashTensor key, value, key_cache, value_cache;
   int batch, heads, head_dim, v_head_dim;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Puts together what the splits of a row found, one warp a row: outputs
-// weighted by e^(lse - largest lse), the sink added to the sum once.
-// FlashAttention-2's split-KV reduction (Dao 2023, arXiv:2307.08691, 3.1.2).
+// Puts together what the splits of a row found, one warp a row: outputs weighted by their sum of weights
+// times e^(maximum - largest maximum), the sink added to the sum once. FlashAttention-2's split-KV reduction
+// (Dao 2023, arXiv:2307.08691, 3.1.2), but with maximum and sum apart: a log-sum-exp of both would lose the
+// sum beside a maximum of 10^8, as of a row whose bias is the lowest number throughout.
 #pragma once
 #include "sequences.h"
 #include "softmax.h"
@@ -30,10 +31,12 @@ struct Combine {
     float const sink =
         p.sinks == nullptr ? kNegativeInfinity : ops::loadGlobal(p.sinks + int64_t(head) * p.sinks_stride);
     float largest = sink;
-    for (int i = 0; i < p.splits; ++i) largest = ops::maximum(largest, lseOf(p, rows, number, i));
+    for (int i = 0; i < p.splits; ++i) {
+      largest = ops::maximum(largest, ops::loadFloat(p.partial_max + i * rows + number));
+    }
     float const against = finiteMaximum(largest);
     float sum = expPrecise(sink - against);
-    for (int i = 0; i < p.splits; ++i) sum += expPrecise(lseOf(p, rows, number, i) - against);
+    for (int i = 0; i < p.splits; ++i) sum += weightOf(p, i * rows + number, against);
 
     Element* const output = static_cast<Element*>(p.output.data) + int64_t(batch) * p.output.batch_stride +
                             int64_t(head) * p.output.head_stride +
@@ -43,7 +46,7 @@ struct Combine {
       float total = 0.0f;
       for (int i = 0; i < p.splits; ++i) {
         float const part = ops::loadFloat(p.partial_output + (i * rows + number) * p.v_head_dim + d);
-        total = ops::multiplyAdd(part, expPrecise(lseOf(p, rows, number, i) - against), total);
+        total = ops::multiplyAdd(part, weightOf(p, i * rows + number, against), total);
       }
       ops::storeBits(output + d, bitsOfElement(total * multiplier));
     }
@@ -54,8 +57,9 @@ struct Combine {
   }
 
  private:
-  static FLASH_DEVICE float lseOf(ForwardParams const& p, int64_t rows, int64_t number, int split) {
-    return ops::loadFloat(p.partial_lse + split * rows + number);
+  static FLASH_DEVICE float weightOf(ForwardParams const& p, int64_t number, float against) {
+    return ops::loadFloat(p.partial_sum + number) *
+           expPrecise(ops::loadFloat(p.partial_max + number) - against);
   }
 
   static FLASH_DEVICE uint32_t bitsOfElement(float x) {

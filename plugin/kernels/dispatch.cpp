@@ -25,7 +25,6 @@ namespace {
 
 constexpr int kInvalidValue = 1;                            // cudaErrorInvalidValue
 constexpr int64_t kMaxPageStride = (int64_t{1} << 30) - 1;  // elements: bytes stay in 32 bits
-constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;      // of a CUDA grid's first axis
 
 // In the order of variants.inc, as kVariants is.
 Launcher const kLaunchers[] = {
@@ -39,6 +38,21 @@ std::string number(double x) {
   char text[32];
   std::snprintf(text, sizeof text, "%g", x);
   return text;
+}
+
+void alignment(Reasons& why, FlashAttentionArgs const& a) {
+  int const bytes = bytesOf(a.dtype);
+  why.aligned("query.data", a.query.data, bytes);
+  why.aligned("key.data", a.key.data, bytes);
+  why.aligned("value.data", a.value.data, bytes);
+  why.aligned("output.data", a.output.data, bytes);
+  why.aligned("bias", a.bias, bytesOf(a.bias_dtype));
+  why.aligned("kv_lengths", a.kv_lengths, 4);
+  why.aligned("sinks", a.sinks, 4);
+  why.aligned("lse", a.lse, 4);
+  why.aligned("cu_seqlens_q", a.cu_seqlens_q, 4);
+  why.aligned("cu_seqlens_kv", a.cu_seqlens_kv, 4);
+  why.aligned("page_table", a.page_table, 4);
 }
 
 std::vector<std::string> whyUnsupported(FlashAttentionArgs const& a) {
@@ -86,13 +100,11 @@ std::vector<std::string> whyUnsupported(FlashAttentionArgs const& a) {
       return std::string("cu_seqlens_kv is given beside page_table; the kernels take one of them.");
     });
   }
+  alignment(why, a);
   if (!why.sentences().empty()) return why.sentences();
-  int64_t const blocks = blockCount(a.batch, a.q_num_heads, a.seqlen_q, kSmallestTileQ, 1);
-  why.unless(blocks <= kMaxBlocks, [&] {
-    return "batch " + std::to_string(a.batch) + ", " + std::to_string(a.q_num_heads) + " heads and " +
-           std::to_string(a.seqlen_q) + " rows make " + std::to_string(blocks) + " tiles; a grid takes " +
-           std::to_string(kMaxBlocks) + ".";
-  });
+  why.blocks(double(a.batch) * a.q_num_heads * double(ceilDiv(a.seqlen_q, kSmallestTileQ)),
+             "batch " + std::to_string(a.batch) + ", " + std::to_string(a.q_num_heads) + " heads and " +
+                 std::to_string(a.seqlen_q) + " rows");
   return why.sentences();
 }
 
@@ -147,8 +159,8 @@ ForwardParams resolve(FlashAttentionArgs const& a) {
   p.total_kv = a.cu_seqlens_kv == nullptr ? 0 : int(a.total_kv);
   p.page_table = a.page_table;
   p.page_table_stride = a.page_table_stride;
-  p.page_bits = bitsOfPage(a.page_size);
-  p.last_page = uint32_t(larger(a.page_count, 1) - 1);
+  p.page_bits = a.page_table == nullptr ? 0 : bitsOfPage(a.page_size);
+  p.last_page = a.page_table == nullptr ? 0 : uint32_t(larger(a.page_count, 1) - 1);
   p.pack = p.splits = 1;
   return p;
 }
@@ -161,8 +173,8 @@ bool lacksPointers(FlashAttentionArgs const& a) {
 
 // Every dtype's last line is a General one for kMaxHeadDim, so the search ends.
 int chooseVariant(FlashAttentionArgs const& a, ForwardParams const& p) {
-  bool const plain = p.vector_copies && p.scale > 0.0f && std::isfinite(p.scale_log2) && p.softcap == 0.0f &&
-                     p.bias == nullptr;
+  bool const plain = p.vector_copies && p.scale > 0.0f && p.scale_log2 <= kMaxFoldedScale &&
+                     p.softcap == 0.0f && p.bias == nullptr;
   Features const wanted = a.page_table != nullptr ? Features::kPaged : Features::kPlain;
   int chosen = 0;
   for (Variant const& v : kVariants) {
@@ -195,8 +207,10 @@ int32_t launchPlanned(FlashAttentionArgs const& a, Plan const& plan, void* works
   params.pack = plan.pack;
   params.splits = plan.splits;
   if (plan.splits > 1) {
-    params.partial_lse = static_cast<float*>(workspace);
-    params.partial_output = params.partial_lse + plan.splits * rowCount(a.batch, a.q_num_heads, a.seqlen_q);
+    int64_t const rows = plan.splits * rowCount(a.batch, a.q_num_heads, a.seqlen_q);
+    params.partial_max = static_cast<float*>(workspace);
+    params.partial_sum = params.partial_max + rows;
+    params.partial_output = params.partial_sum + rows;
   }
   int64_t const blocks =
       blockCount(a.batch, a.q_num_heads, a.seqlen_q, kVariants[plan.variant].tile_q, plan.pack);
@@ -213,15 +227,16 @@ int32_t flashAttentionWhyUnsupported(FlashAttentionArgs const* args, char* text,
 }
 
 // Of every split that planFor may choose for this problem or a smaller one: as many splits as there are
-// tiles of keys, of as many rows as a split may have.
+// tiles of keys, of as many rows as a split may have. The sizes may be any numbers.
 size_t flashAttentionWorkspace(FlashAttentionArgs const* args) {
   FlashAttentionArgs const& a = *args;
-  int64_t const splits = std::min<int64_t>(kMaxSplits, ceilDiv(a.seqlen_kv, kSmallestTileKv));
-  if (splits <= 1) return 0;
+  int64_t const keys = std::min<int64_t>(a.seqlen_kv, kMaxSeqlen);
+  int64_t const splits = std::min<int64_t>(kMaxSplits, ceilDiv(keys, kSmallestTileKv));
   int64_t const queries = std::min<int64_t>(a.seqlen_q, kMaxSplitRows);
-  int64_t const rows = std::min<int64_t>(splits * rowCount(a.batch, a.q_num_heads, queries),
-                                         int64_t(kMaxSplitBlocks) * kMaxSplitRows);
-  return size_t(rows) * size_t(a.v_head_dim + 1) * sizeof(float);
+  if (splits <= 1 || std::min({a.batch, a.q_num_heads, a.v_head_dim}) <= 0 || queries <= 0) return 0;
+  double const rows = std::min(double(splits) * a.batch * a.q_num_heads * double(queries),
+                               double(kMaxSplitBlocks) * kMaxSplitRows);
+  return size_t(rows) * size_t(std::min(a.v_head_dim, kMaxHeadDim) + 2) * sizeof(float);
 }
 
 int32_t flashAttentionLaunch(FlashAttentionArgs const* args, void* workspace, void* stream) {

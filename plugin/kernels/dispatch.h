@@ -17,7 +17,7 @@ struct Plan {
 // The plan of flashAttentionLaunch on a device with so many multiprocessors; no split without a workspace.
 Plan planFor(FlashAttentionArgs const& args, bool has_workspace, int multiprocessors);
 
-// Launches by that plan; a workspace of splits * B * Hq * Sq * (Dv + 1) floats where it splits.
+// Launches by that plan; a workspace of splits * B * Hq * Sq * (Dv + 2) floats where it splits.
 int32_t launchPlanned(FlashAttentionArgs const& args, Plan const& plan, void* workspace, void* stream);
 
 }  // namespace flash_export::kernels

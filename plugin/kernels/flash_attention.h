@@ -4,15 +4,29 @@
 //   output = softmax(mask(softcap(scale * Q.K^T) + bias)) . V, exact, accumulated in fp32
 //
 // Every tensor is described by a pointer and 64-bit strides in elements; the last axis (D) is contiguous. So
-// one kernel serves [B, S, H*D], [B, H, S, D] and a packed [B, S, (Hq + 2*Hkv)*D].
+// one kernel serves [B, S, H*D], [B, H, S, D] and a packed [B, S, (Hq + 2*Hkv)*D]. A stride may be 0, of an
+// axis along which an input repeats, or negative (but see page_table); rows of an output must not overlap.
+//
+// An address is a multiple of its elements' size. Where every row of query, key, value and output starts and
+// ends on 16 bytes (addresses, strides and head dims alike), the faster kernels serve the problem.
+//
+// Limits, beyond which a problem is refused with the number that passes one:
+//   head_dim, v_head_dim                         1 ... 256, each for itself
+//   q_num_heads, kv_num_heads                    1 ... 65535; q_num_heads is a multiple of kv_num_heads
+//   seqlen_q, seqlen_kv, seqlen_new, capacity    0 ... 2^28
+//   total_q, total_kv, total_new, page_count     0 ... 2^31 - 1; page_count 1 at least where there are keys
+//   scale                                        finite
+//   softcap                                      0 or positive, finite
+//   rows                                         batch * q_num_heads * ceil(seqlen_q / 32) below 2^31; of an
+//                                                append batch * kv_num_heads * seqlen_new up to 2^33 - 4
 //
 // Two forms go beyond the operator's nodes. Packed sequences of different lengths lie one behind the other
 // along the rows (cu_seqlens_q, cu_seqlens_kv). In a paged cache keys and values lie in pages anywhere in a
 // pool, found by a table (page_table). They combine with everything else, but cu_seqlens_kv not with
 // page_table.
 //
-// Plain C, for use without TensorRT too: example/decode.c and example/paged.c, against
-// libflash_attention_kernels.a.
+// Plain C, for use without TensorRT too: README.md says how to build and install the library,
+// example/decode.c and example/paged.c use it.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -64,9 +78,9 @@ struct FlashAttentionArgs {
   int64_t total_q, total_kv;     // rows of those tensors; not read without cu_seqlens
   // A paged cache; null: not paged. Key j of batch b is row j % page_size of page page_table[b][j /
   // page_size], and batch_stride of key and value is the step from page to page. kv_lengths says how many
-  // keys there are; entries and rows past them are never read. An entry outside 0 ... page_count - 1 gives
-  // wrong results but touches nothing outside. The steps from page to page and row to row are under 2^30
-  // elements.
+  // keys there are, all seqlen_kv without it; entries and rows past them are never read. An entry outside 0
+  // ... page_count - 1 gives wrong results but touches nothing outside. The steps from page to page and row
+  // to row are 0 ... 2^30 - 1 elements.
   int32_t const* page_table;  // [B, ceil(seqlen_kv / page_size)]
   int64_t page_table_stride;  // elements from one batch to the next
   int32_t page_size;          // keys a page: 16, 32, 64, 128 or 256
@@ -81,18 +95,20 @@ int32_t flashAttentionWhyUnsupported(FlashAttentionArgs const* args, char* text,
 enum { kFlashMaxSplitQueries = 16 };
 
 // Bytes of device memory, aligned to 4, that flashAttentionLaunch may use at `workspace`; 0 when none. Never
-// smaller for a larger problem: memory for the largest shapes of a range serves every problem in it. A few
-// MiB at most.
+// smaller for a larger problem: memory for the largest shapes of a range serves every problem in it, even
+// where the kernels do not run the largest itself. A few MiB at most.
 size_t flashAttentionWorkspace(FlashAttentionArgs const* args);
 
 // Enqueues the forward on `stream` (a cudaStream_t). Never synchronises, never allocates; works in graph
-// capture. Returns a cudaError_t (0: enqueued). A problem without rows (batch or seqlen_q of 0) returns 0
-// without touching a pointer; without keys (seqlen_kv of 0) the output is zeros, and key and value may be
-// null. Without a workspace (null) few queries over many keys, as in decoding, are not split over the whole
-// device; the result is the same within rounding. The emulated build has the same symbol: pointers are host
-// pointers, `stream` is ignored, and a fault that the emulation finds (race, missing wait, out of bounds,
-// deadlock) makes it return 719 (launch failure), with its text in flashEmulationError()
-// (emulation/launch_emulated.h).
+// capture. Returns a cudaError_t: 0, enqueued; 1 (cudaErrorInvalidValue), nothing was enqueued, as
+// flashAttentionWhyUnsupported has a reason or query, key, value or output is null though it has elements;
+// else what the CUDA runtime says, 35 (cudaErrorInsufficientDriver) where there is no driver. A problem
+// without rows (batch, seqlen_q or total_q of 0) returns 0 without touching a pointer; without keys
+// (seqlen_kv or total_kv of 0) the output is zeros, and key and value may be null. Without a workspace (null)
+// few queries over many keys, as in decoding, are not split over the whole device; the result is the same
+// within rounding. The emulated build has the same symbol: pointers are host pointers, `stream` is ignored,
+// and a fault that the emulation finds (race, missing wait, out of bounds, deadlock) makes it return 719
+// (launch failure), with its text in flashEmulationError() (emulation/launch_emulated.h).
 int32_t flashAttentionLaunch(FlashAttentionArgs const* args, void* workspace, void* stream);
 
 // New keys and values that go into a cache behind those that it holds: row i of batch b becomes key
@@ -120,9 +136,9 @@ struct FlashAppendArgs {
 // As flashAttentionWhyUnsupported.
 int32_t flashAttentionAppendWhyUnsupported(FlashAppendArgs const* args, char* text, size_t text_size);
 
-// Enqueues the copies; as flashAttentionLaunch. A row that has no room, past the capacity or in a page
-// outside 0 ... page_count - 1, is dropped: nothing outside the cache is touched, whatever the lengths and
-// tables hold.
+// Enqueues the copies; returns what flashAttentionLaunch does, 1 also where kv_lengths is null. A row that
+// has no room, past the capacity or in a page outside 0 ... page_count - 1, is dropped: nothing outside the
+// cache is touched, whatever the lengths and tables hold.
 int32_t flashAttentionAppend(FlashAppendArgs const* args, void* stream);
 
 #ifdef __cplusplus

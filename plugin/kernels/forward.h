@@ -276,8 +276,9 @@ struct Forward {
             bool const there = row < work.row_end && first_key + n * 8 + e < work.band.kv_length;
             float& score = s[m][n][h * 2 + e];
             if (there) {
-              score = ops::multiplyAdd(score, factor,
-                                       ops::loadFloat(first + int64_t(n * 8 + e) * p.bias_stride[3]));
+              float const bias = ops::loadFloat(first + int64_t(n * 8 + e) * p.bias_stride[3]);
+              float const sum = ops::multiplyAdd(score, factor, bias);
+              score = bias == kNegativeInfinity ? kNegativeInfinity : sum;  // it hides a NaN too
             }
           }
         }
@@ -301,12 +302,11 @@ struct Forward {
     }
   }
 
-  // A whole row's sum and what follows from it; `sink` joins the sum.
-  static FLASH_DEVICE RowEnd endOf(ForwardParams const& p, State const& state, int m, int h, float sink) {
+  // The sum of a whole row, of the four lanes that hold it.
+  static FLASH_DEVICE float sumOf(State const& state, int m, int h) {
     float sum = state.rows[m][h].sum;
     sum += ops::shuffleXor(sum, 1);
-    sum += ops::shuffleXor(sum, 2);
-    return endRow<Softmax>(Softmax(p).natural(state.rows[m][h].maximum), sum, sink);
+    return sum + ops::shuffleXor(sum, 2);
   }
 
   // Divides by the row sums, stages the warp's rows in Q's place and writes them; writes the lse. The last
@@ -325,7 +325,8 @@ struct Forward {
         if (p.sinks != nullptr && there) {
           sink = ops::loadGlobal(p.sinks + int64_t(work.head + place.head) * p.sinks_stride);
         }
-        RowEnd const end = endOf(p, state, m, h, sink);
+        RowEnd const end =
+            endRow<Softmax>(Softmax(p).natural(state.rows[m][h].maximum), sumOf(state, m, h), sink);
         if (p.lse != nullptr && there && (ops::lane() & 3) == 0) {
           ops::storeBits(p.lse + lseNumber(p, work.batch, first_row, work.head + place.head, place.query),
                          ops::bitsOf(end.lse));
@@ -349,12 +350,17 @@ struct Forward {
     for (int m = 0; m < kFragmentsQ; ++m) {
       FLASH_UNROLL
       for (int h = 0; h < 2; ++h) {
-        RowEnd const end = endOf(p, state, m, h, kNegativeInfinity);
+        float const sum = sumOf(state, m, h);
+        float const multiplier = sum == 0.0f ? 0.0f : ops::roundedDivide(1.0f, sum);
         int const row = rowOf(work, m, h);
         if (row >= work.row_end) continue;
         RowPlace const place = placeOf(row, p.pack);
         int64_t const number = part + rowNumber(p, work.batch, work.head + place.head, place.query);
-        if ((ops::lane() & 3) == 0) ops::storeBits(p.partial_lse + number, ops::bitsOf(end.lse));
+        if ((ops::lane() & 3) == 0) {
+          float const maximum = Softmax(p).natural(state.rows[m][h].maximum);
+          ops::storeBits(p.partial_max + number, ops::bitsOf(maximum));
+          ops::storeBits(p.partial_sum + number, ops::bitsOf(sum));
+        }
         FLASH_UNROLL
         for (int n = 0; n < Shape::kFragmentsOut; ++n) {
           FLASH_UNROLL
@@ -362,7 +368,7 @@ struct Forward {
             int const column = n * 8 + fragmentColumn(ops::lane(), e);
             if (column < p.v_head_dim) {
               ops::storeBits(p.partial_output + number * p.v_head_dim + column,
-                             ops::bitsOf(state.out[m][n][h * 2 + e] * end.multiplier));
+                             ops::bitsOf(state.out[m][n][h * 2 + e] * multiplier));
             }
           }
         }

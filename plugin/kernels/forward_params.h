@@ -14,6 +14,11 @@ constexpr float kLn2 = 0.69314718055994531f;
 // weight: weights stay below 256, where fp16 and bf16 have their full precision and sums in fp32 have room.
 constexpr float kLazyGrowth = 8.0f;
 
+// FoldedSoftmax subtracts a rounded product of scale and maximum: off by up to 2^-24 of itself, and where
+// that is past 100 an exponential overflows. Up to this scale products of queries and keys up to 2^20 are far
+// below.
+constexpr float kMaxFoldedScale = 1024.0f;
+
 struct ForwardParams {
   FlashTensor query, key, value, output;
   int batch, q_heads, kv_heads, group;  // group = q_heads / kv_heads query heads share one key-value head
@@ -41,9 +46,10 @@ struct ForwardParams {
   int page_bits;  // a page has 2^page_bits keys
   uint32_t last_page;
   int pack;    // query heads in the rows of one tile: 1 or `group` (geometry.h, placeOf)
-  int splits;  // blocks that share the keys of a tile of rows; above 1 they write the next two instead
+  int splits;  // blocks that share the keys of a tile of rows; above 1 they write the next three instead
   float* partial_output;  // [splits, B, Hq, Sq, Dv]
-  float* partial_lse;     // [splits, B, Hq, Sq], without the sink
+  float* partial_max;     // [splits, B, Hq, Sq]: what weights were taken against, a natural score
+  float* partial_sum;     // [splits, B, Hq, Sq]: of the weights, without the sink
 };
 
 // Rows of all heads of all batches, as the lse numbers them.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Why a problem is refused: sentences, and how they reach a caller in C.
 #pragma once
+#include <cstdint>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -8,6 +9,8 @@
 #include "geometry.h"
 
 namespace flash_export::kernels {
+
+constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;  // of a CUDA grid's first axis
 
 // Takes sentences; each names what it got and what it needs. A sentence is made only where it is needed, as
 // every launch asks.
@@ -23,11 +26,25 @@ class Reasons {
              std::to_string(low) + " to " + std::to_string(high) + ".";
     });
   }
+  void aligned(char const* name, void const* address, int bytes) {
+    unless(reinterpret_cast<uintptr_t>(address) % uintptr_t(bytes) == 0, [=] {
+      return std::string(name) + " is no address of elements of " + std::to_string(bytes) +
+             " bytes; the kernels take multiples of that.";
+    });
+  }
   void pages(int page_size) {
     bool const power = (page_size & (page_size - 1)) == 0;
     unless(power && page_size >= kSmallestPage && page_size <= kLargestPage, [=] {
       return "page_size is " + std::to_string(page_size) + "; the kernels take powers of 2 from " +
              std::to_string(kSmallestPage) + " to " + std::to_string(kLargestPage) + ".";
+    });
+  }
+  // A grid's blocks, as a number that no product of sizes overflows; exact wherever it is near the limit.
+  void blocks(double count, std::string const& sizes) {
+    unless(count <= kMaxBlocks, [&] {
+      char text[64];
+      std::snprintf(text, sizeof text, "%.0f", count);
+      return sizes + " make " + text + " blocks; a grid takes " + std::to_string(kMaxBlocks) + ".";
     });
   }
   std::vector<std::string> const& sentences() const { return mSentences; }

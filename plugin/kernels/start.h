@@ -8,6 +8,8 @@
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
 #else
+#include <typeinfo>
+
 #include "emulation/launch_emulated.h"
 #endif
 
@@ -40,7 +42,7 @@ int start(Params const& params, int64_t blocks, void* stream) {
 template <class Kernel, int kThreads, int kSharedBytes, class Params>
 int start(Params const& params, int64_t blocks, void*) {
   return emulation::launch(params, sizeof(typename Kernel::Element), blocks, kThreads, kSharedBytes,
-                           &Kernel::run);
+                           &Kernel::run, typeid(Kernel).name());
 }
 
 #endif

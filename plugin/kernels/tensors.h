@@ -7,6 +7,8 @@
 
 namespace flash_export::kernels {
 
+constexpr int bytesOf(int32_t dtype) { return dtype == kFlashFloat32 ? 4 : 2; }
+
 // How far the strides of a tensor reach: the axes' sizes.
 struct Extent {
   int64_t batches, heads, rows;
@@ -14,7 +16,7 @@ struct Extent {
 
 // Whether every row of a tensor starts and ends on 16 bytes. The stride of an axis of one step is never used.
 inline bool copiesVectors(FlashTensor const& t, int32_t dtype, Extent extent, int64_t head_dim) {
-  int64_t const chunk = kChunkBytes / (dtype == kFlashFloat32 ? 4 : 2);
+  int64_t const chunk = kChunkBytes / bytesOf(dtype);
   return reinterpret_cast<uintptr_t>(t.data) % kChunkBytes == 0 && head_dim % chunk == 0 &&
          (extent.batches <= 1 || t.batch_stride % chunk == 0) &&
          (extent.heads <= 1 || t.head_stride % chunk == 0) && (extent.rows <= 1 || t.row_stride % chunk == 0);

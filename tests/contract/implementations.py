@@ -77,7 +77,7 @@ class EmulatedKernels:
 
     def why_not(self, case: Case, tensors: Tensors) -> list[str]:
         """What the kernels say themselves."""
-        if case.is_odd_value_hidden or case.is_odd_behind_bias:
+        if case.is_odd_value_hidden:
             return [NO_PROMISE]
         return emulated_library.why_unsupported(emulated_library.Problem(case, tensors).arguments)
 

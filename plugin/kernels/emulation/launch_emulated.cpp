@@ -2,6 +2,7 @@
 #include "launch_emulated.h"
 
 #include <cstdlib>
+#include <mutex>
 #include <random>
 #include <string>
 
@@ -13,6 +14,11 @@ namespace {
 constexpr int kLaunchFailure = 719;
 
 thread_local std::string last_error;
+
+struct {
+  std::mutex mutex;
+  std::set<std::string> names;
+} launched;
 
 uint64_t chooseSeed() {
   if (char const* const given = std::getenv("FLASH_EMULATION_SEED")) return std::strtoull(given, nullptr, 10);
@@ -82,7 +88,8 @@ void addTensors(kernels::ForwardParams const& p, size_t element_bytes) {
   if (p.splits > 1) {
     int64_t const rows = p.splits * kernels::rowCount(p.batch, p.q_heads, p.seqlen_q);
     addTensor("partial_output", p.partial_output, 4, {{rows * p.v_head_dim, 1}}, true);
-    addTensor("partial_lse", p.partial_lse, 4, {{rows, 1}}, true);
+    addTensor("partial_max", p.partial_max, 4, {{rows, 1}}, true);
+    addTensor("partial_sum", p.partial_sum, 4, {{rows, 1}}, true);
   }
 }
 
@@ -115,7 +122,11 @@ void addTensors(kernels::AppendParams const& p, size_t element_bytes) {
 
 template <class Params>
 int launchWith(Params const& params, size_t element_bytes, int64_t blocks, int threads, int shared_bytes,
-               void (*kernel)(Params const&)) {
+               void (*kernel)(Params const&), char const* name) {
+  {
+    std::lock_guard<std::mutex> const lock(launched.mutex);
+    launched.names.insert(name);
+  }
   struct Context {
     Params const& params;
     void (*kernel)(Params const&);
@@ -135,13 +146,18 @@ int launchWith(Params const& params, size_t element_bytes, int64_t blocks, int t
 }  // namespace
 
 int launch(kernels::ForwardParams const& params, size_t element_bytes, int64_t blocks, int threads,
-           int shared_bytes, void (*kernel)(kernels::ForwardParams const&)) {
-  return launchWith(params, element_bytes, blocks, threads, shared_bytes, kernel);
+           int shared_bytes, void (*kernel)(kernels::ForwardParams const&), char const* name) {
+  return launchWith(params, element_bytes, blocks, threads, shared_bytes, kernel, name);
 }
 
 int launch(kernels::AppendParams const& params, size_t element_bytes, int64_t blocks, int threads,
-           int shared_bytes, void (*kernel)(kernels::AppendParams const&)) {
-  return launchWith(params, element_bytes, blocks, threads, shared_bytes, kernel);
+           int shared_bytes, void (*kernel)(kernels::AppendParams const&), char const* name) {
+  return launchWith(params, element_bytes, blocks, threads, shared_bytes, kernel, name);
+}
+
+std::set<std::string> launchedKernels() {
+  std::lock_guard<std::mutex> const lock(launched.mutex);
+  return launched.names;
 }
 
 }  // namespace flash_export::emulation

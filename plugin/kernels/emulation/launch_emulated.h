@@ -3,6 +3,8 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <set>
+#include <string>
 
 #include "../append_params.h"
 #include "../forward_params.h"
@@ -21,8 +23,11 @@ namespace flash_export::emulation {
 // from the environment variable FLASH_EMULATION_SEED, else at random; the error names the seed that repeats
 // it.
 int launch(kernels::ForwardParams const& params, size_t element_bytes, int64_t blocks, int threads,
-           int shared_bytes, void (*kernel)(kernels::ForwardParams const&));
+           int shared_bytes, void (*kernel)(kernels::ForwardParams const&), char const* name);
 int launch(kernels::AppendParams const& params, size_t element_bytes, int64_t blocks, int threads,
-           int shared_bytes, void (*kernel)(kernels::AppendParams const&));
+           int shared_bytes, void (*kernel)(kernels::AppendParams const&), char const* name);
+
+// The names of all kernels that were launched in this process, as typeid has them.
+std::set<std::string> launchedKernels();
 
 }  // namespace flash_export::emulation

@@ -189,11 +189,20 @@ FAULTS = [
     Fault(
         name="splits_not_weighted",
         file="combine.h",
-        old="ops::multiplyAdd(part, expPrecise(lseOf(p, rows, number, i) - against), total)",
+        old="ops::multiplyAdd(part, weightOf(p, i * rows + number, against), total)",
         new="total + part",
         caught_as=r"max error .* > ",
         unit="combine",
         cases=SPLIT,
+    ),
+    Fault(
+        name="splits_weighted_alike_whatever_their_sums",
+        file="combine.h",
+        old="return ops::loadFloat(p.partial_sum + number) *",
+        new="return (ops::loadFloat(p.partial_sum + number) > 0.0f ? 1.0f : 0.0f) *",
+        caught_as=r"(max error .* > |lse of row \d+ is)",
+        unit="combine",
+        cases="bias lowest-rows splits",
     ),
     Fault(
         name="row_without_keys_in_any_split_is_nan",

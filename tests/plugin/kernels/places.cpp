@@ -52,7 +52,7 @@ void Tensors::placeQueries() {
   mStartsQ = startsOf(p.rows_of);
   bool const packed = !mStartsQ.empty();
   int const batches = packed ? 1 : p.batch, rows = packed ? mStartsQ.back() + kForeignRows : p.seqlen_q;
-  if (p.layout != Layout::kPacked) mQuery = place(mQueryBytes, batches, p.heads_q, rows, p.head_dim);
+  if (!p.isPacked()) mQuery = place(mQueryBytes, batches, p.heads_q, rows, p.head_dim);
   mOutput = place(mOutputBytes, batches, p.heads_q, rows, p.v_head_dim);
   if (packed) mQuery.starts = mOutput.starts = &mStartsQ;
   mLse.assign(size_t(batches) * size_t(p.heads_q) * size_t(rows), std::numeric_limits<float>::quiet_NaN());
@@ -107,18 +107,20 @@ size_t Tensors::lseIndex(int b, int h, int row) const {
 
 void Tensors::placePacked() {
   int const dim = mProblem.head_dim;
+  int64_t const heads = mProblem.heads_q + 2 * mProblem.heads_kv;
   Tensor t;
   t.dtype = mProblem.dtype;
   t.rows = mProblem.seqlen_q;
   t.dim = dim;
   t.storage = &mQueryBytes;
-  t.head_stride = dim;
-  t.row_stride = int64_t(mProblem.heads_q + 2 * mProblem.heads_kv) * dim;
-  t.batch_stride = t.row_stride * t.rows;
+  bool const rows_first = mProblem.layout == Layout::kPacked;
+  t.head_stride = rows_first ? dim : int64_t(dim) * t.rows;
+  t.row_stride = rows_first ? heads * dim : dim;
+  t.batch_stride = heads * dim * t.rows;
   mQuery = mKey = mValue = t;
   mQuery.first = kGuardElements;
-  mKey.first = mQuery.first + int64_t(mProblem.heads_q) * dim;
-  mValue.first = mKey.first + int64_t(mProblem.heads_kv) * dim;
+  mKey.first = mQuery.first + mProblem.heads_q * t.head_stride;
+  mValue.first = mKey.first + mProblem.heads_kv * t.head_stride;
   mQueryBytes.assign(size_t(mProblem.batch * t.batch_stride + 2 * kGuardElements) * size_t(bytesOf(t.dtype)),
                      0xff);
 }

@@ -59,7 +59,7 @@ double rounded(FlashDtype dtype, double x) {
 
 std::string Problem::describe() const {
   static char const* const dtypes[] = {"fp32", "fp16", "bf16"};
-  static char const* const layouts[] = {"rows-first", "heads-first", "packed", "gaps"};
+  static char const* const layouts[] = {"rows-first", "heads-first", "packed", "packed-heads", "gaps"};
   static char const* const biases[] = {"",      "full",        "of-keys",     "of-queries",
                                        "holes", "hidden-rows", "lowest-rows", "alibi"};
   std::string s = dtypes[dtype];
@@ -92,6 +92,7 @@ std::string Problem::describe() const {
   if (score_std != 2.5f) add("std", double(score_std));
   if (growth != 0.0f) add("growth", double(growth));
   if (splits != 0) add("splits", splits);
+  if (draw != 0) add("draw", draw);
   return s;
 }
 
@@ -141,7 +142,7 @@ Tensors::Tensors(Problem const& problem) : mProblem(problem) {
   Problem const& p = mProblem;
   std::mt19937 random{uint32_t(std::hash<std::string>{}(p.describe()))};
   std::normal_distribution<double> normal;
-  if (p.layout == Layout::kPacked) {
+  if (p.isPacked()) {
     placePacked();
   } else {
     placeKeys();
@@ -219,6 +220,10 @@ float Tensors::biasAt(int b, int h, int row, int key) const {
   FlashDtype const dtype = mProblem.float_bias ? kFlashFloat32 : mProblem.dtype;
   int64_t const index = b * mBiasStride[0] + h * mBiasStride[1] + row * mBiasStride[2] + key * mBiasStride[3];
   return float(load(dtype, mBiasBytes.data() + index * bytesOf(dtype)));
+}
+
+bool Tensors::sees(int b, int h, int row, int key) const {
+  return mProblem.sees(b, row, key) && biasAt(b, h, row, key) > -std::numeric_limits<float>::infinity();
 }
 
 float Tensors::sinkAt(int h) const {
@@ -310,7 +315,7 @@ std::string launch(FlashAttentionArgs const& args, int splits) {
     kernels::Plan plan = kernels::planFor(args, false, 0);
     plan.splits = splits;
     size_t const rows = size_t(args.batch) * size_t(args.q_num_heads) * size_t(args.seqlen_q);
-    workspace.assign(rows * size_t(splits) * size_t(args.v_head_dim + 1),
+    workspace.assign(rows * size_t(splits) * size_t(args.v_head_dim + 2),
                      std::numeric_limits<float>::quiet_NaN());
     status = kernels::launchPlanned(args, plan, workspace.data(), nullptr);
   }

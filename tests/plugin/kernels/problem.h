@@ -11,10 +11,11 @@
 namespace kernel_tests {
 
 enum class Layout {
-  kRowsFirst,   // [B, S, H, D]
-  kHeadsFirst,  // [B, H, S, D]
-  kPacked,      // query, key and value in one [B, S, (Hq + 2*Hkv) * D]; needs equal lengths and head dims
-  kGaps         // [B, H, S, D] with a gap of one element behind every row: nothing is aligned
+  kRowsFirst,    // [B, S, H, D]
+  kHeadsFirst,   // [B, H, S, D]
+  kPacked,       // query, key and value in one [B, S, (Hq + 2*Hkv) * D]; needs equal lengths and head dims
+  kPackedHeads,  // the same in one [B, Hq + 2*Hkv, S, D]
+  kGaps          // [B, H, S, D] with a gap of one element behind every row: nothing is aligned
 };
 
 enum class Bias {
@@ -48,12 +49,14 @@ struct Problem {
   // Every 32 keys, from the last to the first, scores rise by this times log2 e in even rows, half as much in
   // odd ones.
   float growth = 0.0f;
+  int draw = 0;  // other numbers of the same problem
 
   std::string describe() const;
   float softmaxScale() const;
   int rowsOf(int batch_index) const;
   int keysOf(int batch_index) const;  // kv_lengths, clamped
   bool sees(int batch_index, int row, int key) const;
+  bool isPacked() const { return layout == Layout::kPacked || layout == Layout::kPackedHeads; }
 };
 
 // The tensors of a problem. Whatever is no element of theirs is NaN, and so are all keys and values past
@@ -70,6 +73,8 @@ class Tensors {
   std::string judge() const;
   // "" or the first byte around or between the output's rows that changed.
   std::string checkGuards() const;
+  // Whether a row sees a key: the problem's masks, and no bias of -inf.
+  bool sees(int b, int h, int row, int key) const;
   double output(int b, int h, int row, int d) const { return mOutput.at(b, h, row, d); }
   float lse(int b, int h, int row) const { return mLse[lseIndex(b, h, row)]; }
   double query(int b, int h, int row, int d) const { return mQuery.at(b, h, row, d); }

@@ -13,6 +13,7 @@
 
 #include "append_cases.h"
 #include "dispatch.h"
+#include "launched.h"
 #include "problem.h"
 
 namespace kernel_tests {
@@ -171,7 +172,7 @@ std::vector<Problem> inPages(std::vector<Problem> problems) {
   for (size_t i = 0; i < problems.size(); ++i) {
     Problem& p = problems[i];
     p.page_size = sizes[i % 5];
-    if (p.layout == Layout::kPacked) p.layout = Layout::kHeadsFirst;
+    if (p.isPacked()) p.layout = Layout::kHeadsFirst;
     if (p.kv_lengths.empty()) p.kv_lengths = p.keys_of_sequence;
     p.keys_of_sequence.clear();
   }
@@ -193,7 +194,7 @@ std::vector<Problem> plainProblems(Variant const& v) {
 
 // What only a general kernel serves.
 std::vector<Problem> generalProblems(Variant const& v) {
-  std::vector<Problem> all(15, basicProblem(v));
+  std::vector<Problem> all(16, basicProblem(v));
   for (Problem& p : all) p.seqlen_q = std::min(p.seqlen_q, 39);
   all[0].head_dim = all[0].v_head_dim = smallestHeadDim(v);  // 1, 33, 65, 129: rows off 16 bytes
   all[1].layout = Layout::kGaps;
@@ -240,6 +241,9 @@ std::vector<Problem> generalProblems(Variant const& v) {
   all[14].seqlen_q = 1;
   all[14].splits = 3;
   all[14].sinks = 2;
+  all[15].bias = Bias::kLowestRows;  // splits of unlike lengths whose maxima are equal and huge
+  all[15].seqlen_q = 5;
+  all[15].splits = 2;
   return all;
 }
 
@@ -357,6 +361,12 @@ int runAll(std::string const& words) {
   }
   for (AppendCase const& c : appendCases()) {
     tally.take(c.describe(), [&] { return runAppend(c); });
+  }
+  if (words.empty()) {
+    tally.take("every kernel was launched", [] {
+      std::string const missing = kernelsNotLaunched();
+      return missing.empty() ? "" : "not" + missing;
+    });
   }
   return tally.end();
 }

@@ -49,6 +49,55 @@ TEST(nan_in_a_query_row_shows_in_that_row_alone) {
   }
 }
 
+TEST(nan_in_a_key_shows_in_the_rows_that_see_it_alone) {
+  for (Problem problem : onePerPolicy()) {
+    for (Bias bias : {Bias::kNone, Bias::kHoles}) {
+      problem.bias = bias;
+      problem.causal = bias == Bias::kNone;
+      Tensors sound(problem), tensors(problem);
+      tensors.setKey(0, 0, 20, 5, std::nan(""));
+      launch(sound);
+      launch(tensors);
+      int seen = 0;
+      for (int row = 0; row < problem.seqlen_q; ++row) {
+        bool const sees = tensors.sees(0, 0, row, 20);
+        seen += sees;
+        double const output = tensors.output(0, 0, row, 7);
+        EXPECT(sees ? std::isnan(output) : output == sound.output(0, 0, row, 7), problem.describe()
+                                                                                     << ", row " << row);
+      }
+      EXPECT(seen > 0 && seen < problem.seqlen_q, seen);
+    }
+  }
+}
+
+TEST(a_scale_of_0_gives_the_mean_of_the_values) {
+  Problem problem;
+  Tensors tensors(problem);
+  FlashAttentionArgs args = tensors.args();
+  args.scale = 0.0f;
+  EXPECT(flashAttentionLaunch(&args, nullptr, nullptr) == 0, flashEmulationError());
+  double mean = 0.0;
+  for (int key = 0; key < problem.seqlen_kv; ++key) mean += tensors.value(0, 0, key, 9) / problem.seqlen_kv;
+  EXPECT(std::fabs(tensors.output(0, 1, 66, 9) - mean) < 2e-3, tensors.output(0, 1, 66, 9)
+                                                                   << ", not " << mean);
+}
+
+// Where a product of scale and maximum is off by more than an exponential's range.
+TEST(a_scale_of_any_size_leaves_the_largest_score_its_weight) {
+  for (FlashDtype dtype : {kFlashFloat16, kFlashBFloat16, kFlashFloat32}) {
+    for (float scale : {1e3f, 1e6f, 1e12f, 1e30f}) {
+      Problem problem;
+      problem.dtype = dtype;
+      problem.scale = scale;
+      problem.score_std = scale * 8;  // queries of about 1
+      problem.wants_lse = false;
+      std::string const wrong = run(problem);
+      EXPECT(wrong.empty(), problem.describe() << ": " << wrong);
+    }
+  }
+}
+
 TEST(an_infinite_score_is_nan_as_in_the_formula) {
   for (Problem const& problem : onePerPolicy()) {
     if (problem.softcap > 0.0f) continue;  // the cap makes it finite

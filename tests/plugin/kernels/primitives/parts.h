@@ -95,13 +95,14 @@ struct ProductsOf {
   }
 };
 
-// Three splits of two heads and two queries, 40 columns: partial outputs, then their lse, then two sinks.
+// Three splits of two heads and two queries, 40 columns: partial outputs, then their maxima, sums, and two
+// sinks.
 struct CombineParts {
   using Element = float;
   static constexpr char const* kName = "combine";
   static constexpr int kSplits = 3, kRows = 4, kColumns = 40;
   static constexpr int kThreads = Combine<float>::kThreads, kSharedBytes = 0;
-  static constexpr int kInBytes = (kSplits * kRows * (kColumns + 1) + 2) * 4,
+  static constexpr int kInBytes = (kSplits * kRows * (kColumns + 2) + 2) * 4,
                        kOutBytes = kRows * (kColumns + 1) * 4;
 
   static FLASH_DEVICE void run(ProbeParams const& p) {
@@ -114,8 +115,9 @@ struct CombineParts {
     q.splits = kSplits;
     float* const in = tensorAt<float>(p, 0);
     q.partial_output = in;
-    q.partial_lse = in + kSplits * kRows * kColumns;
-    q.sinks = q.partial_lse + kSplits * kRows;
+    q.partial_max = in + kSplits * kRows * kColumns;
+    q.partial_sum = q.partial_max + kSplits * kRows;
+    q.sinks = q.partial_sum + kSplits * kRows;
     q.sinks_stride = 1;
     q.output = {p.out, 0, 2 * kColumns, kColumns};
     q.lse = reinterpret_cast<float*>(p.out) + kRows * kColumns;
