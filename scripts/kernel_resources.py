@@ -29,6 +29,7 @@ FUNCTION = re.compile(r"Function (\w+):")
 # forwardKernel<Forward<Element, head_dim, tile_q, tile_kv, warps, features>>, as the Itanium ABI mangles it.
 KERNEL = re.compile(r"ForwardI(6__half|13__nv_bfloat16|f)Li(\d+)ELi(\d+)ELi(\d+)ELi(\d+)ELNS0_8FeaturesE([012])E")
 HELPER = re.compile(r"(Combine|Append)I(6__half|13__nv_bfloat16|f)E")
+PTX = re.compile(r"^\.target (?P<target>sm_\w+)|^(?:\.\w+ )*\.entry (?P<entry>\w+)", re.MULTILINE)
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 VARIANT = re.compile(r"^FLASH_VARIANT\((\w+), (\d+), (\d+), (\d+), (\d+), (\w+)\)", re.MULTILINE)
 
@@ -37,7 +38,7 @@ Variant = tuple[str, int, int, int, int, str]
 COMBINES: list[Variant] = [(element, 0, 0, 0, 4, "Combine") for element in ELEMENTS.values()]
 """The kernels that put splits of the keys together, one an element type, as variants without tiles."""
 APPENDS: list[Variant] = [(element, 0, 0, 0, 4, "Append") for element in ("Half", "Float")]
-"""The kernels that append to a cache; the plugin, whose nodes have no such cache, goes without."""
+"""The kernels that append to a cache: numbers are only moved, so one serves fp16 and bf16."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,21 +76,40 @@ def read_usage(text: str) -> list[Resources]:
         if match := ARCHITECTURE.match(line.strip()):
             architecture = match[1]
         if match := FUNCTION.search(line):
-            kernel, helper = KERNEL.search(match[1]), HELPER.search(match[1])
-            variant = variant_of(kernel) if kernel else None
-            if helper:
-                variant = (ELEMENTS[helper[2]], 0, 0, 0, 4, helper[1])
+            variant = kernel_of(match[1])
         if (match := USAGE.search(line)) and variant:
             found.append(Resources(variant, architecture, *(int(n) for n in match.groups())))
             variant = None
     return found
 
 
-def variant_of(kernel: re.Match[str]) -> Variant:
-    """The variant that a match of KERNEL names."""
-    element, *sizes, features = kernel.groups()
-    head_dim, tile_q, tile_kv, warps = (int(n) for n in sizes)
-    return (ELEMENTS[element], head_dim, tile_q, tile_kv, warps, ("Plain", "General", "Paged")[int(features)])
+def kernel_of(function: str) -> Variant | None:
+    """Which of our kernels a mangled name is; None: none."""
+    if kernel := KERNEL.search(function):
+        element, *sizes, features = kernel.groups()
+        head_dim, tile_q, tile_kv, warps = (int(n) for n in sizes)
+        return (ELEMENTS[element], head_dim, tile_q, tile_kv, warps, ("Plain", "General", "Paged")[int(features)])
+    if helper := HELPER.search(function):
+        return (ELEMENTS[helper[2]], 0, 0, 0, 4, helper[1])
+    return None
+
+
+def read_ptx(text: str) -> dict[str, set[Variant]]:
+    """Our kernels in what ``cuobjdump -ptx`` prints, by the virtual architecture that the PTX is for."""
+    found: dict[str, set[Variant]] = {}
+    target = ""
+    for match in PTX.finditer(text):
+        if match["target"]:
+            target = match["target"].replace("sm_", "compute_")
+        elif variant := kernel_of(match["entry"]):
+            found.setdefault(target, set()).add(variant)
+    return found
+
+
+def strangers(text: str) -> list[str]:
+    """One sentence for every function of our namespace in the listing that is none of the kernels known here."""
+    functions = {match[1] for match in FUNCTION.finditer(text) if "flash_export" in match[1]}
+    return [f"{f} is a kernel that no table lists" for f in sorted(functions) if kernel_of(f) is None]
 
 
 def find_faults(found: list[Resources], variants: list[Variant]) -> list[str]:
@@ -141,7 +161,7 @@ def main() -> int:
         return 5
     listing = subprocess.run([cuobjdump, "-res-usage", str(library)], capture_output=True, text=True, check=True)
     found = read_usage(listing.stdout)
-    faults = find_faults(found, read_variants(VARIANTS.read_text()) + COMBINES)
+    faults = find_faults(found, read_variants(VARIANTS.read_text()) + COMBINES + APPENDS) + strangers(listing.stdout)
     print(table(found))
     for fault in faults:
         print(fault, file=sys.stderr)

@@ -10,6 +10,8 @@ cores of an A100 need for it (8 clocks for one HMMA.16816 on each quarter of a m
 of that quarter needs: one clock an instruction issued, or 8 a MUFU. Above 1 the tensor cores set the pace, and what is
 above 1 is the room for the stalls that no count shows.
 
+Helpers are listed with the loop that moves their data: of Combine one column of one split, of Append 16 bytes of a row.
+
 Ends with 0: all gates hold; 1: one does not; 5: cuobjdump or nvdisasm is not here (``pip install nvidia-cuda-cuobjdump
 nvidia-cuda-nvdisasm``, or the CUDA toolkit).
 """
@@ -28,18 +30,19 @@ from pathlib import Path
 from kernel_resources import (
     APPENDS,
     COMBINES,
-    KERNEL,
     VARIANTS,
     Resources,
     Variant,
     find_faults,
     find_tool,
+    kernel_of,
     name,
+    read_ptx,
     read_usage,
     read_variants,
-    variant_of,
+    strangers,
 )
-from machine_code import NEEDED, fragment_leads, hot_loop, read_listings
+from machine_code import NEEDED, Listing, fragment_leads, hot_loop, read_listings
 
 HMMA_CLOCKS = 8
 MUFU_CLOCKS = 8
@@ -65,6 +68,8 @@ MULTIPROCESSORS = {
     "sm_90": Multiprocessor(228 << 10, 227 << 10, 2048, 32),
     "sm_120": Multiprocessor(100 << 10, 99 << 10, 1536, 32),
 }
+MULTIPLIES = {"Combine": "FFMA", "Append": "STG"}
+"""What the hot loop of a helper is known by."""
 RESERVED_SHARED_BYTES = 1 << 10
 """That the system takes of every block."""
 
@@ -89,6 +94,7 @@ class HotLoop:
         counts: of the shortest way round, by opcode.
         size: how many the loop has in all.
         leads: instructions between the load of each fragment and its first use.
+        wide_stores: stores of 16 bytes that the kernel has, outside the loop too.
     """
 
     variant: Variant
@@ -96,6 +102,7 @@ class HotLoop:
     counts: Counter[str]
     size: int = 0
     leads: tuple[int, ...] = ()
+    wide_stores: int = 1
 
     @property
     def total(self) -> int:
@@ -126,6 +133,10 @@ BUDGETS = {
     ("fp32", 64, "General"): Budget(total=115),
     ("fp32", 128, "General"): Budget(total=210),
     ("fp32", 256, "General"): Budget(total=210),
+    ("16-bit", 0, "Combine"): Budget(total=60),
+    ("fp32", 0, "Combine"): Budget(total=60),
+    ("16-bit", 0, "Append"): Budget(total=20),
+    ("fp32", 0, "Append"): Budget(total=20),
 }
 # fmt: on
 
@@ -148,18 +159,27 @@ def read_hot_loops(library: Path, architectures: list[str]) -> list[HotLoop]:
             for cubin in sorted(Path(folder).glob(f"*.{architecture}.cubin")):
                 text = subprocess.run([nvdisasm, "-c", str(cubin)], check=True, capture_output=True, text=True).stdout
                 for listing in read_listings(text):
-                    if kernel := KERNEL.search(listing.function):
-                        variant = variant_of(kernel)
-                        loop = hot_loop(listing, "FFMA" if variant[0] == "Float" else "HMMA", needed_by(variant))
-                        if loop:
-                            counts = Counter(instruction.opcode for instruction in loop.path)
-                            leads = tuple(fragment_leads(loop.path))
-                            found.append(HotLoop(variant, architecture, counts, loop.size, leads))
+                    if variant := kernel_of(listing.function):
+                        found += loop_of(listing, variant, architecture)
     return found
+
+
+def loop_of(listing: Listing, variant: Variant, architecture: str) -> list[HotLoop]:
+    """The hot loop of one kernel; empty where it has none."""
+    loop = hot_loop(
+        listing, MULTIPLIES.get(variant[5]) or ("FFMA" if variant[0] == "Float" else "HMMA"), needed_by(variant)
+    )
+    if loop is None:
+        return []
+    counts = Counter(instruction.opcode for instruction in loop.path)
+    wide = sum(i.opcode == "STG" and i.operands.startswith(".E.128") for i in listing.instructions)
+    return [HotLoop(variant, architecture, counts, loop.size, tuple(fragment_leads(loop.path)), wide)]
 
 
 def needed_by(variant: Variant) -> frozenset[str]:
     """What no tile of a kernel goes without; a General kernel reads global memory for a bias or a page table alone."""
+    if variant[5] in MULTIPLIES:
+        return frozenset({"LDG"})
     return NEEDED if variant[0] == "Float" else NEEDED - ({"LDG", "FFMA"} if variant[5] == "General" else {"FFMA"})
 
 
@@ -185,11 +205,12 @@ def gate_faults(loops: list[HotLoop], resources: list[Resources], library_bytes:
     for r in resources:
         if shared_bytes(r.variant) > MULTIPROCESSORS[r.architecture].block_shared_bytes:
             faults.append(f"{name(r.variant)} takes more shared memory than a block may have on {r.architecture}")
-    there = {loop.variant for loop in loops if loop.architecture == MODELLED}
-    there |= {*COMBINES, *APPENDS}
-    faults += [f"{name(r.variant)} has no hot loop" for r in resources
-               if r.architecture == MODELLED and r.variant not in there]  # fmt: skip
+    there = {(loop.variant, loop.architecture) for loop in loops}
+    faults += [f"{name(r.variant)} has no hot loop on {r.architecture}" for r in resources
+               if (r.variant, r.architecture) not in there]  # fmt: skip
     for loop in loops:
+        if loop.wide_stores == 0 and loop.variant[5] != "Combine":
+            faults.append(f"{name(loop.variant)} on {loop.architecture} stores no 16 bytes at once")
         if loop.architecture == MODELLED:
             faults += loop_faults(loop)
     return faults
@@ -216,53 +237,67 @@ def loop_faults(loop: HotLoop) -> list[str]:
 HEAD = """# The compiled kernels
 
 Made by `scripts/kernel_table.py --write docs/kernels.md` from the machine code in the library; do not edit. A test
-holds the gates: no register is spilled on any architecture, every hot loop stays within its budget, every block within
-its shared memory, the library under 25 MB. No number here is a measured speed.
+holds the gates: no register is spilled on any architecture, every hot loop on sm_80 stays within its budget, every
+block within its shared memory, the library under 25 MB; and `forward_tests` fails where it has not run one of these
+kernels. No number here is a measured speed.
 
-## Hot loops on sm_80
+A table an architecture, a row a kernel. *Registers* a thread, *shared* memory a block, *blocks* that a multiprocessor
+runs at a time, by registers, shared memory and threads.
 
-Instructions a warp and a tile of keys, in the loop that runs most: in Plain kernels the tiles without a mask (all but
+*Instructions* a warp and a tile of keys, in the loop that runs most: in Plain kernels the tiles without a mask (all but
 one or two a row of tiles, causal or not), in Paged ones the same of a paged cache, in the others all tiles; in fp32
 kernels, which loop inside a tile, one step of that. Counted is the shortest way round that leaves out no product and no
 copy: a tile without a mask and a bias, in which no maximum grows so far that its row is rescaled. *In all* is what the
 loop holds. *Ratio*: clocks of the tensor cores over those of the busiest other unit; above 1 the tensor cores
-set the pace. *Lead*: the fewest instructions, and the median, between a fragment's load and the product that takes it.
-The gates of the ratio are 2.2 for head dim 128 and 1.8 for 64, paged 1.9 and 1.6; of the lead 5.
+set the pace. It is in an A100's clocks, so only sm_80 has it. *Lead*: the fewest instructions, and the median, between
+a fragment's load and the product that takes it; where it is short, a warp waits for its load, and another warp must
+fill the gap. The gates, on sm_80, are 2.2 for the ratio of head dim 128 and 1.8 for 64, paged 1.9 and 1.6, and 5 for
+the lead.
 
-| kernel | queries x keys | warps | shared | instructions | in all | HMMA | LDSM | MUFU | FFMA | ratio | lead |
-|---|---|---|---|---|---|---|---|---|---|---|---|
+*Combine* puts together what the splits of a row found, where few queries meet many keys; its loop is one split of one
+output column, which the compiler also has four at a time. *Append* writes new keys and values into a cache; its loop is
+16 bytes of a row, likewise. It only moves numbers, so HalfAppend serves bf16 as well as fp16.
 """
-TARGETS_HEAD = """
-## Registers and occupancy
+PTX_SECTION = """
+## {architecture}
 
-Registers a thread / blocks that a multiprocessor runs at a time, by registers, shared memory and threads. *Combine*
-puts together what the splits of a row found; it runs only where few queries meet many keys. *Append* writes new keys
-and values into a cache.
-
+All {count} kernels are in the library as PTX for {architecture} too, from which a driver makes machine code for an
+architecture without a table here. It has no registers and no machine code to count before that.
 """
+COLUMNS = "kernel|queries x keys|warps|registers|shared|blocks|instructions|in all|HMMA|LDSM|MUFU|FFMA|ratio|lead"
 
 
-def page(loops: list[HotLoop], resources: list[Resources], variants: list[Variant]) -> str:
-    """docs/kernels.md."""
-    by_variant = {loop.variant: loop for loop in loops if loop.architecture == MODELLED}
+def page(loops: list[HotLoop], resources: list[Resources], variants: list[Variant], ptx: dict[str, int]) -> str:
+    """docs/kernels.md; ``ptx``: how many kernels there are as PTX, by virtual architecture."""
     text = HEAD
-    for v in variants:
-        loop = by_variant[v]
-        ratio, lead = "-", "-"
-        if v[0] != "Float":
-            ratio, lead = f"{loop.ratio:.2f}", f"{min(loop.leads)}, {statistics.median(loop.leads):.0f}"
-        counts = " | ".join(str(loop.counts[op]) for op in ("HMMA", "LDSM", "MUFU", "FFMA"))
-        text += (f"| {name(v)} | {v[2]} x {v[3]} | {v[4]} | {shared_bytes(v) >> 10} KB | {loop.total} | {loop.size} |"
-                 f" {counts} | {ratio} | {lead} |\n")  # fmt: skip
-    architectures = [a for a in MULTIPROCESSORS if any(r.architecture == a for r in resources)]
+    by_loop = {(loop.variant, loop.architecture): loop for loop in loops}
     by_place = {(r.variant, r.architecture): r for r in resources}
-    text += (
-        TARGETS_HEAD + "| kernel | " + " | ".join(architectures) + " |\n" + "|---" * (len(architectures) + 1) + "|\n"
-    )
-    for v in variants + COMBINES + [a for a in APPENDS if (a, MODELLED) in by_place]:
-        cells = [by_place[v, a] for a in architectures]
-        text += f"| {name(v)} | " + " | ".join(f"{r.registers} / {blocks_at_a_time(r)}" for r in cells) + " |\n"
+    kernels = variants + COMBINES + APPENDS
+    for architecture in (a for a in MULTIPROCESSORS if any(r.architecture == a for r in resources)):
+        header = COLUMNS.split("|")
+        text += f"\n## {architecture}\n\n| {' | '.join(header)} |\n{'|---' * len(header)}|\n"
+        for v in kernels:
+            text += row(by_loop[v, architecture], by_place[v, architecture])
+    for architecture, count in ptx.items():
+        text += PTX_SECTION.format(architecture=architecture, count=count)
     return text
+
+
+def row(loop: HotLoop, resources: Resources) -> str:
+    """One line of a table."""
+    v = loop.variant
+    ratio = f"{loop.ratio:.2f}" if loop.architecture == MODELLED and loop.ratio > 0 else "-"
+    lead = f"{min(loop.leads)}, {statistics.median(loop.leads):.0f}" if loop.leads else "-"
+    cells = [name(v), f"{v[2]} x {v[3]}" if v[1] else "-", v[4], resources.registers]
+    cells += [f"{shared_bytes(v) >> 10} KB", blocks_at_a_time(resources), loop.total, loop.size]
+    cells += [*(loop.counts[op] for op in ("HMMA", "LDSM", "MUFU", "FFMA")), ratio, lead]
+    return f"| {' | '.join(map(str, cells))} |\n"
+
+
+def ptx_faults(ptx: dict[str, set[Variant]], kernels: list[Variant]) -> list[str]:
+    """One sentence for every kernel that a PTX of the library lacks."""
+    return [f"{name(v)} is not in the PTX of {architecture}" for architecture, there in ptx.items()
+            for v in kernels if v not in there]  # fmt: skip
 
 
 def main() -> int:
@@ -280,13 +315,16 @@ def main() -> int:
         [find_tool("cuobjdump"), "-res-usage", str(library)], capture_output=True, text=True, check=True
     )
     resources = read_usage(usage.stdout)
-    loops = read_hot_loops(library, [MODELLED])
-    faults = find_faults(resources, variants + COMBINES)
+    loops = read_hot_loops(library, sorted({r.architecture for r in resources}))
+    listing = subprocess.run([find_tool("cuobjdump"), "-ptx", str(library)], capture_output=True, text=True, check=True)
+    ptx = read_ptx(listing.stdout)
+    kernels = variants + COMBINES + APPENDS
+    faults = find_faults(resources, kernels) + strangers(usage.stdout) + ptx_faults(ptx, kernels)
     faults = faults or gate_faults(loops, resources, library.stat().st_size)
     for fault in faults:
         print(fault, file=sys.stderr)
     if not faults:
-        text = page(loops, resources, variants)
+        text = page(loops, resources, variants, {a: len(there) for a, there in ptx.items()})
         if arguments.write:
             arguments.write.write_text(text)
         else:

@@ -104,8 +104,11 @@ FLASH_DEVICE Words4 loadGlobal128(void const* p) {
   uint4 const v = __ldg(static_cast<uint4 const*>(p));
   return {{v.x, v.y, v.z, v.w}};
 }
+// nvcc splits a store of a uint4 into four.
 FLASH_DEVICE void storeGlobal128(void* p, Words4 v) {
-  *static_cast<uint4*>(p) = make_uint4(v.w[0], v.w[1], v.w[2], v.w[3]);
+  asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};\n" ::"l"(p), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]),
+               "r"(v.w[3])
+               : "memory");
 }
 template <class T>
 FLASH_DEVICE T loadGlobal(T const* p) {

@@ -69,6 +69,17 @@ def test_spills_and_missing_kernels_are_faults(script: ModuleType) -> None:
     assert script.find_faults([], VARIANTS) == ["the library holds no kernel of ours"]
 
 
+def test_a_kernel_that_no_table_lists_is_a_fault(script: ModuleType) -> None:
+    assert script.strangers(LISTING) == []
+    function = "_ZN12flash_export7kernels13forwardKernelINS0_6NobodyEEEvv"
+    assert script.strangers(f" Function {function}:\n") == [f"{function} is a kernel that no table lists"]
+
+
+def test_it_reads_which_kernels_the_ptx_has(script: ModuleType) -> None:
+    ptx = f".target sm_80\n.visible .entry {PLAIN}(\n.target sm_90\n.weak .entry other(\n.entry {GENERAL}(\n"
+    assert script.read_ptx(ptx) == {"compute_80": {VARIANTS[0]}, "compute_90": {VARIANTS[1]}}
+
+
 def test_it_reads_the_table_of_variants(script: ModuleType) -> None:
     variants = script.read_variants(script.VARIANTS.read_text())
     assert variants[0] == ("Half", 32, 128, 64, 4, "Plain")

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -34,6 +36,14 @@ NESTED_LOOPS = f"""
 .L_x_4:
         /*0090*/                   FADD R4, R4, R4 ;
         /*00a0*/                   BRA `(.L_x_4) ;
+"""
+COUNTS = re.compile(r" \|.*$", re.MULTILINE)
+COPIES = f"""
+\t.section\t.text.{FUNCTION},"ax",@progbits
+.L_x_1:
+        /*0000*/                   LDG.E.128.CONSTANT R4, [R4.64] ;
+        /*0010*/                   STG.E.128 [R8.64], R4 ;
+        /*0020*/               @P0 BRA `(.L_x_1) ;
 """
 # A jump over what is seldom needed, one over the next tile's copy, a page looked up, and a way out at the end.
 BRANCHES = f"""
@@ -110,7 +120,9 @@ def test_every_gate_can_fail(script: ModuleType) -> None:
         "Half128Plain: a fragment is multiplied 1 instructions after its load; the gate is 5",
         "Half128Plain: tensor-bound ratio 1.86; the gate is 2.2",
     ]
-    assert script.gate_faults([], resources, 0) == ["Half128Plain has no hot loop"]
+    assert script.gate_faults([], resources, 0) == ["Half128Plain has no hot loop on sm_80"]
+    narrow = dataclasses.replace(good, wide_stores=0)
+    assert script.gate_faults([narrow], resources, 0) == ["Half128Plain on sm_80 stores no 16 bytes at once"]
     wide = ("Half", 128, 512, 64, 8, "Plain")
     resources = [script.Resources(wide, "sm_86", 185, 0, 0)]
     assert "more shared memory than a block may have on sm_86" in script.gate_faults([], resources, 0)[0]
@@ -124,7 +136,25 @@ def test_occupancy_is_bounded_by_shared_memory_too(script: ModuleType) -> None:
     assert (few_registers.blocks, script.blocks_at_a_time(few_registers)) == (8, 1)
 
 
-def test_the_gates_hold_and_the_page_lists_every_kernel(
+def test_a_helper_has_the_loop_that_moves_its_data(script: ModuleType) -> None:
+    (listing,) = script.read_listings(COPIES)
+    (loop,) = script.loop_of(listing, ("Half", 0, 0, 0, 4, "Append"), "sm_90")
+    assert (loop.total, loop.size, loop.wide_stores) == (3, 3, 1)
+    assert script.loop_of(listing, PLAIN, "sm_90") == []
+
+
+def test_a_row_has_every_figure_of_its_kernel_and_a_ratio_on_the_modelled_architecture_alone(
+    script: ModuleType,
+) -> None:
+    for architecture, ratio in (("sm_80", "2.00"), ("sm_90", "-")):
+        loop = script.HotLoop(PLAIN, architecture, Counter(HMMA=128, LDSM=72, MUFU=32, FADD=280), 600, (7, 9))
+        line = script.row(loop, script.Resources(PLAIN, architecture, 185, 0, 0))
+        assert line == (
+            f"| Half128Plain | 128 x 64 | 8 | 185 | 64 KB | 1 | 512 | 600 | 128 | 72 | 32 | 0 | {ratio} | 7, 8 |\n"
+        )
+
+
+def test_the_gates_hold_and_the_page_is_what_the_script_writes(
     script: ModuleType, repo_root: Path, native_build: Path, tmp_path: Path
 ) -> None:
     if script.find_tool("cuobjdump") is None or script.find_tool("nvdisasm") is None:
@@ -133,8 +163,11 @@ def test_the_gates_hold_and_the_page_lists_every_kernel(
     command = [sys.executable, repo_root / "scripts" / "kernel_table.py", library, "--write", tmp_path / "kernels.md"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    made = (tmp_path / "kernels.md").read_text()
     kept = (repo_root / "docs" / "kernels.md").read_text()
-    for variant in script.read_variants(script.VARIANTS.read_text()):
-        rows = f"| {script.name(variant)} | {variant[2]} x {variant[3]} |"
-        assert rows in (tmp_path / "kernels.md").read_text()
-        assert rows in kept, f"docs/kernels.md lacks {script.name(variant)}; make it again with {command[1].name}"
+    kernels = [*script.read_variants(script.VARIANTS.read_text()), *script.COMBINES, *script.APPENDS]
+    for text in (made, kept):
+        for variant in kernels:
+            assert text.count(f"| {script.name(variant)} | ") == len(script.MULTIPROCESSORS), script.name(variant)
+    # Another nvcc may count otherwise; what is listed and said is the same.
+    assert COUNTS.sub("", made) == COUNTS.sub("", kept), f"make docs/kernels.md again with {command[1].name}"
