@@ -3,8 +3,7 @@
  * The kernels without TensorRT: one step of decoding, 8 query heads that share 2 key-value heads, over 300 cached
  * keys of 512 allocated. Prints the log-sum-exp and the first numbers of each head.
  *
- *   cc decode.c -I.. -I$CUDA/include -L$BUILD/plugin/kernels -lflash_attention_kernels -L$CUDA/lib64 -lcudart_static \
- *      -lstdc++ -ldl -lpthread -lrt -lm
+ * ../README.md, "Use without TensorRT", has the commands that build it.
  *
  * FLASH_ON_HOST: against the emulated kernels, with everything in host memory.
  */
@@ -22,9 +21,9 @@ static FlashTensor tensor(int heads, int rows, float frequency) {
   size_t const count = (size_t)heads * (size_t)rows * kHeadDim;
   float* const numbers = malloc(count * sizeof(float));
   FlashTensor t = {allocate(count * sizeof(float)), (int64_t)count, (int64_t)rows * kHeadDim, kHeadDim};
-  if (numbers == NULL || t.data == NULL) exit(1);
+  must(numbers == NULL ? 2 : 0, "allocate memory");
   for (size_t i = 0; i < count; ++i) numbers[i] = sinf(frequency * (float)(i % 9973));
-  if (copy(t.data, numbers, count * sizeof(float)) != 0) exit(1);
+  copy(t.data, numbers, count * sizeof(float));
   free(numbers);
   return t;
 }
@@ -48,7 +47,7 @@ int main(void) {
   int32_t const cached = kCached;
   int32_t* const lengths = allocate(sizeof cached);
   a.lse = allocate(kHeadsQ * sizeof(float));
-  if (lengths == NULL || a.lse == NULL || copy(lengths, &cached, sizeof cached) != 0) return 1;
+  copy(lengths, &cached, sizeof cached);
   a.kv_lengths = lengths;
 
   char why[512];
@@ -58,13 +57,10 @@ int main(void) {
   }
   size_t const bytes = flashAttentionWorkspace(&a);
   void* const workspace = bytes > 0 ? allocate(bytes) : NULL;
-  int32_t const status = flashAttentionLaunch(&a, workspace, NULL);
-  if (status != 0) {
-    fprintf(stderr, "launch: error %d\n", status);
-    return 1;
-  }
+  must(flashAttentionLaunch(&a, workspace, NULL), "launch the attention");
   float lse[kHeadsQ], output[kHeadsQ][kHeadDim]; /* the copies wait for the stream */
-  if (copy(lse, a.lse, sizeof lse) != 0 || copy(output, a.output.data, sizeof output) != 0) return 1;
+  copy(lse, a.lse, sizeof lse);
+  copy(output, a.output.data, sizeof output);
   for (int h = 0; h < kHeadsQ; ++h) {
     printf("head %d: lse %.4f, output %.4f %.4f %.4f\n", h, lse[h], output[h][0], output[h][1], output[h][2]);
   }

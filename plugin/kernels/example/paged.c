@@ -28,7 +28,7 @@ static uint16_t half_of(float x) {
 
 static void* device_copy(void const* from, size_t bytes) {
   void* const p = allocate(bytes);
-  if (p == NULL || copy(p, from, bytes) != 0) exit(1);
+  copy(p, from, bytes);
   return p;
 }
 
@@ -36,19 +36,13 @@ static void* device_copy(void const* from, size_t bytes) {
 static FlashTensor tensor(int outer, int rows, int heads, float frequency) {
   int64_t const step = (int64_t)heads * kHeadDim, count = outer * rows * step;
   uint16_t* const numbers = malloc((size_t)count * sizeof(uint16_t));
-  if (numbers == NULL) exit(1);
+  must(numbers == NULL ? 2 : 0, "allocate memory");
   for (int64_t i = 0; i < count; ++i) {
     numbers[i] = frequency == 0.0f ? 0x7fff : half_of(sinf(frequency * (float)(i % 9973)));
   }
   FlashTensor const t = {device_copy(numbers, (size_t)count * sizeof(uint16_t)), rows * step, kHeadDim, step};
   free(numbers);
   return t;
-}
-
-static void must(int32_t status, char const* what) {
-  if (status == 0) return;
-  fprintf(stderr, "%s: error %d\n", what, status);
-  exit(1);
 }
 
 /* Appends `rows` new keys and attends with as many queries; the outputs' bits go to `output`. */
@@ -58,9 +52,9 @@ static void step(FlashAppendArgs append, FlashAttentionArgs attention, int rows,
   append.seqlen_new = attention.seqlen_q = rows;
   attention.query = tensor(1, rows, kHeadsQ, 0.37f);
   attention.output = tensor(1, rows, kHeadsQ, 0.0f);
-  must(flashAttentionAppend(&append, NULL), "append");
-  must(flashAttentionLaunch(&attention, workspace, NULL), "attention");
-  must(copy(output, attention.output.data, (size_t)rows * kHeadsQ * kHeadDim * sizeof(uint16_t)), "copy");
+  must(flashAttentionAppend(&append, NULL), "append to the cache");
+  must(flashAttentionLaunch(&attention, workspace, NULL), "launch the attention");
+  copy(output, attention.output.data, (size_t)rows * kHeadsQ * kHeadDim * sizeof(uint16_t));
 }
 
 int main(void) {
@@ -95,7 +89,6 @@ int main(void) {
   a.causal = a.diagonal = 1; /* bottom-right: the last query stands at the last cached key */
   a.window_left = a.window_right = -1;
   void* const workspace = allocate(flashAttentionWorkspace(&a));
-  if (workspace == NULL) return 1;
 
   static uint16_t contiguous_bits[kPrompt * kHeadsQ * kHeadDim], paged_bits[kPrompt * kHeadsQ * kHeadDim];
   int const rows[] = {kPrompt, 1, 1, 1};
@@ -122,7 +115,7 @@ int main(void) {
     if (!same) return 1;
   }
   int32_t length = -1;
-  must(copy(&length, lengths[0], sizeof length), "copy");
+  copy(&length, lengths[0], sizeof length);
   printf("the cache holds %d keys\n", length);
   return length == kPrompt + 3 ? 0 : 1;
 }
