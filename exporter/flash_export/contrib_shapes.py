@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 Rule = Callable[["Shapes", ir.Node], "list[Shape | None]"]
 
-_UNARY_NAMES = (
-    "BiasGelu BiasSoftmax BiasSplitGelu FastGelu Gelu GemmaRotaryEmbedding GroupNorm QuickGelu RotaryEmbedding "
-    "SkipGroupNorm"
-)
+_UNARY_NAMES = "BiasAdd BiasGelu BiasSoftmax FastGelu Gelu GemmaRotaryEmbedding GroupNorm QuickGelu RotaryEmbedding"
 SKIPPING = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
 """Norms of a sum; output 3 is the sum itself, of the input's type."""
 
@@ -33,6 +30,24 @@ def _of_rank(s: Shapes, node: ir.Node, index: int, *ranks: int) -> Shape | None:
     """The shape of an input, where it has one of the ranks that the operator's text gives it."""
     shape = s.shape(g.input_of(node, index))
     return shape if shape is not None and len(shape) in ranks else None
+
+
+def _same_twice(s: Shapes, node: ir.Node) -> list[Shape | None]:
+    """The normalised sum and the sum itself."""
+    return 2 * _same(s, node)
+
+
+def _halved(s: Shapes, node: ir.Node) -> list[Shape | None]:
+    """One half of the last axis times the other."""
+    shape = s.shape(g.input_of(node, 0)) or None
+    width = None if shape is None else shape[-1].divided(Dim.of(2))
+    return [None if shape is None else (*shape[:-1], s.fresh() if width is None else width)]
+
+
+def _channels_last(s: Shapes, node: ir.Node) -> list[Shape | None]:
+    """A Conv of ``[N, H, W, C]`` by ``[M, kH, kW, C / group]``."""
+    shape, weight = _of_rank(s, node, 0, 4), _of_rank(s, node, 1, 4)
+    return [None if shape is None or weight is None else (shape[0], s.fresh(), s.fresh(), weight[0])]
 
 
 def _skipping(s: Shapes, node: ir.Node) -> list[Shape | None]:
@@ -116,7 +131,10 @@ _OPERATORS: dict[str, Rule] = {
     **dict.fromkeys(SKIPPING, _skipping),
     **dict.fromkeys(("FusedMatMul", "TransposeMatMul"), _fused_product),
     **dict.fromkeys(("MatMulBnb4", "MatMulNBits"), _packed_bits),
+    "BiasSplitGelu": _halved,
     "EmbedLayerNormalization": _embedding,
+    "NhwcConv": _channels_last,
+    "SkipGroupNorm": _same_twice,
     "MultiHeadAttention": _multihead,
     "GroupQueryAttention": _group_query,
     "Attention": _packed_weights,

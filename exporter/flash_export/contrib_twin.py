@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import onnx_ir as ir
 
+from flash_export import contrib_images
 from flash_export import graph as g
 from flash_export.contrib_product import CONTRIB_DOMAIN
 
-Written = tuple[list[ir.Node], ir.Value]
-"""The nodes that take an operator's place, and the value that takes that of its first output."""
+Written = tuple[list[ir.Node], list[ir.Value]]
+"""The nodes that take an operator's place, and the values that take those of its outputs; nobody reads the others."""
 
 
 def write_out(model: ir.Model) -> None:
@@ -34,17 +35,18 @@ def _graphs(model: ir.Model) -> Iterator[ir.Graph | ir.Function]:
     yield from model.functions.values()
 
 
-def _replace(graph: ir.Graph | ir.Function, node: ir.Node, nodes: list[ir.Node], result: ir.Value) -> None:
-    old = node.outputs[0]
-    result.type, result.shape = old.type, old.shape
+def _replace(graph: ir.Graph | ir.Function, node: ir.Node, nodes: list[ir.Node], results: list[ir.Value]) -> None:
+    made = node.outputs[0].name
     for index, new in enumerate(nodes):
         for value in new.outputs:
-            value.name = value.name or f"{old.name}/written_out_{index}"
+            value.name = value.name or f"{made}/written_out_{index}"
     node.append(nodes)
-    old.replace_all_uses_with(result, replace_graph_outputs=True)
-    result.name, old.name = old.name, f"{old.name}/in_one"
-    for extra in node.outputs[1:]:
-        assert not extra.uses(), "an operator with a second output is written out only where nobody reads it"
+    for old, result in zip(node.outputs, results, strict=False):
+        result.type, result.shape = old.type, old.shape
+        old.replace_all_uses_with(result, replace_graph_outputs=True)
+        result.name, old.name = old.name, f"{old.name}/in_one"
+    for extra in node.outputs[len(results) :]:
+        assert not extra.uses(), "an operator with more outputs is written out only where nobody reads them"
     graph.remove(node, safe=False)
 
 
@@ -52,7 +54,7 @@ def _bias_softmax(node: ir.Node) -> Written:
     """Softmax over ``data + bias``, whichever of the two's axes the bias lacks."""
     total = ir.node("Add", node.inputs[:2])
     softmax = ir.node("Softmax", [total.outputs[0]], {"axis": g.int_attribute(node, "axis", 1)})
-    return [total, softmax], softmax.outputs[0]
+    return [total, softmax], [softmax.outputs[0]]
 
 
 def _packed_multihead(node: ir.Node) -> Written | None:
@@ -72,11 +74,16 @@ def _packed_multihead(node: ir.Node) -> Written | None:
         nodes += [at, part, flat]
         parts.append(flat.outputs[0])
     apart = ir.Node(CONTRIB_DOMAIN, "MultiHeadAttention", [*parts, *node.inputs[3:]], list(node.attributes.values()))
-    return [*nodes, apart], apart.outputs[0]
+    return [*nodes, apart], [apart.outputs[0]]
 
 
 _WRITERS: dict[str, Callable[[ir.Node], Written | None]] = {
+    "BiasAdd": contrib_images.bias_add,
     "BiasSoftmax": _bias_softmax,
+    "BiasSplitGelu": contrib_images.bias_split_gelu,
+    "GroupNorm": contrib_images.group_norm,
     "MultiHeadAttention": _packed_multihead,
+    "NhwcConv": contrib_images.nhwc_conv,
+    "SkipGroupNorm": contrib_images.group_norm,
 }
 """Operator of com.microsoft -> its writer; None from it where the operator has a kernel as it stands."""
