@@ -248,10 +248,7 @@ void checkOutputs(Node const& node, FlashAttentionArgs const& args, PluginTensor
   if (outputs[kLse].type != DataType::kFLOAT) refuse(node, "lse", textOf(outputs[kLse].type), "fp32");
 }
 
-bool isEmpty(FlashAttentionArgs const& args) {
-  // An output without columns may still have an lse with elements.
-  return args.batch == 0 || args.seqlen_q == 0 || (args.v_head_dim == 0 && args.lse == nullptr);
-}
+bool isEmpty(FlashAttentionArgs const& args) { return args.batch == 0 || args.seqlen_q == 0; }
 
 void bindAddresses(Node const& node, FlashAttentionArgs& args, void const* const* inputs,
                    void* const* outputs) {
@@ -262,15 +259,15 @@ void bindAddresses(Node const& node, FlashAttentionArgs& args, void const* const
     return const_cast<void*>(inputs[input]);
   };
   bool const hasKeys = args.seqlen_kv > 0;
-  args.query.data = address(kQuery, args.head_dim > 0);
+  args.query.data = address(kQuery, true);
   if (node.op == Operator::kFlashAttentionPacked) {
     char* const qkv = static_cast<char*>(args.query.data);
     int64_t const headSize = args.head_dim * static_cast<int64_t>(elementSize(args.dtype));
     args.key.data = qkv + args.q_num_heads * headSize;
     args.value.data = qkv + (args.q_num_heads + args.kv_num_heads) * headSize;
   } else {
-    args.key.data = address(keysOf(node.op), hasKeys && args.head_dim > 0);
-    args.value.data = address(valuesOf(node.op), hasKeys && args.v_head_dim > 0);
+    args.key.data = address(keysOf(node.op), hasKeys);
+    args.value.data = address(valuesOf(node.op), hasKeys);
   }
   if (args.bias != nullptr) args.bias = address(kBias, hasKeys);
   if (args.kv_lengths != nullptr) args.kv_lengths = static_cast<int32_t const*>(address(kKvLengths, true));
@@ -279,7 +276,7 @@ void bindAddresses(Node const& node, FlashAttentionArgs& args, void const* const
   }
   if (args.sinks != nullptr) args.sinks = static_cast<float const*>(address(kSinks, true));
 
-  if (outputs[kOutput] == nullptr && args.v_head_dim > 0) {
+  if (outputs[kOutput] == nullptr) {
     refuse(node, "output", "a null address", "the address of its elements");
   }
   args.output.data = outputs[kOutput];

@@ -45,7 +45,8 @@ nvinfer1::Dims outputDims(Node const& node, FlashAttentionArgs const& args);
 void checkOutputs(Node const& node, FlashAttentionArgs const& args,
                   nvinfer1::PluginTensorDesc const* outputs);
 
-// Puts the addresses into `args`. Throws PluginError where one is null although its tensor has elements.
+// Puts the addresses into `args`, which checkSupported lets pass, so that no head dim is 0. Throws
+// PluginError where one is null although its tensor has elements.
 void bindAddresses(Node const& node, FlashAttentionArgs& args, void const* const* inputs,
                    void* const* outputs);
 
