@@ -188,9 +188,9 @@ std::string tryNumber(uint32_t seed, uint32_t number) {
   // what is wrong is so with other numbers too.
   Problem p = drawProblem(dice);
   std::string wrong;
-  for (p.draw = 0; p.draw < kDraws; ++p.draw) {
+  for (;; ++p.draw) {
     wrong = tryAttention(dice, p);
-    if (wrong.find("error") == std::string::npos) break;
+    if (wrong.find("error") == std::string::npos || p.draw + 1 == kDraws) break;
   }
   return wrong.empty() ? "" : p.describe() + "\n  " + wrong;
 }
