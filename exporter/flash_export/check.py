@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from flash_export.errors import NumbersDiffer, UsageError
 from flash_export.function_body import functions_for
 from flash_export.inline import CannotInline, inline
 from flash_export.patterns import PATTERNS
+from flash_export.score_probe import PREFIX
 from flash_export.sites import Site
 from flash_export.trials import Trial, plan_trials
 
@@ -46,9 +47,9 @@ class CheckResult:
     """What the check measured. ``max_abs_error`` and ``tolerance`` are those of the run that came closest to failing.
 
     ``runs`` holds one entry for each site and setting, and for each output of the whole model and setting.
-    ``largest_scores``: site -> the largest magnitude of Q·Kᵀ in the unfused model's own runs, before what the graph
-    does to it; None where it is beyond float32. ``warnings`` are of what was not tried, and of scores that float16
-    does not hold.
+    ``largest_scores``: site -> the largest magnitude of Q·Kᵀ in the model's own runs, before what the graph does to it
+    (with the scale, where an operator forms it); None where it is beyond float32. ``warnings`` are of what was not
+    tried, and of scores that float16 does not hold.
     """
 
     passed: bool
@@ -119,15 +120,18 @@ def check(
             raise NotProven(doubts)
         tell("fused model", 0, 1)
         expected.allow_noise(run.noise for run in site_runs)
-        model_runs = run_fused(flash, expected, folder, eager=reference, eager_roundoff=roundoff)
+        ours = {v.name for node in attention_nodes(plain) for v in node.outputs}
+        inside = [site for site in rewritten if site.name not in products and site.output not in ours]
+        model_runs = run_fused(flash, expected, folder, eager=reference, eager_roundoff=roundoff, inside=inside)
         tell("fused model", 1, 1)
         _raise_for_model(model_runs)
         _raise_for_nothing_compared(model_runs, expected)
-    largest = {name: expected.largest[product] for name, product in products.items()}
+    shown = products | {site.name: PREFIX + site.name for site in inside}
+    largest = {name: expected.largest[value] for name, value in shown.items() if value in expected.largest}
     warnings = [
         *_warn_of_batch(trials, expected),
         *_warn_of_eager(model_runs),
-        *_warn_of_range({name: size for name, size in largest.items() if name in in_float16}),
+        *_warn_of_range({name: size for name, size in largest.items() if name in in_float16}, products),
     ]
     return _result(site_runs, model_runs, {n: finite_or_none(size) for n, size in largest.items()}, warnings)
 
@@ -150,17 +154,21 @@ def _warn_of_eager(runs: Sequence[ModelRun]) -> list[str]:
     return [f"not compared with PyTorch: {eager[0].note}"]
 
 
-def _warn_of_range(largest: Mapping[str, float]) -> list[str]:
-    """Products of Q and K that the unfused model forms in float16, and that come near to what that holds."""
+def _warn_of_range(largest: Mapping[str, float], shown: Collection[str]) -> list[str]:
+    """Products of Q and K that the unfused model forms in float16, and that come near to what that holds.
+
+    Those that are not ``shown`` are formed inside an operator, where a runtime may do otherwise.
+    """
     near = {name: size for name, size in largest.items() if not size < _NEAR * _FLOAT16_MAX}
     if not near:
         return []
     worst = max(near, key=lambda name: near[name])
     beyond = not near[worst] <= _FLOAT16_MAX
     where, gives = ("beyond", "gives") if beyond else ("near", "would give")
+    who = "The unfused model" if worst in shown else "An operator that keeps its scores in float16"
     return [
         f"Q·Kᵀ of {len(near)} attention(s) comes {where} the {_FLOAT16_MAX:,.0f} that float16 holds: {near[worst]:,.0f}"
-        f" at {worst}. The unfused model {gives} infinity and NaN there; the FlashAttention node keeps scores in"
+        f" at {worst}. {who} {gives} infinity and NaN there; the FlashAttention node keeps scores in"
         " float32. Compare the two in float32, as this check does, or export the model in bf16 or fp32"
     ]
 
@@ -180,7 +188,8 @@ def _load(unfused: Path, fused: Path, sites: Sequence[Site]) -> tuple[float, ir.
     for name in {name for site in sites for name in site.boundary}:
         if name in before and name in after and after[name].type is None:
             after[name].type = before[name].type
-    in_float16 = {s.name for s in sites if s.product in before and before[s.product].dtype == ir.DataType.FLOAT16}
+    formed = {s.name: before.get(s.product if s.product in before else s.output) for s in sites}
+    in_float16 = {name for name, v in formed.items() if v is not None and v.dtype == ir.DataType.FLOAT16}
     for model in (plain, flash):
         _add_bodies(model)
         twin.to_float32(model)

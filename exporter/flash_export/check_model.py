@@ -21,6 +21,8 @@ from flash_export.captured import Later, Seen, later, too_large_to_keep
 from flash_export.eager import Eager, Reference
 from flash_export.errors import UsageError
 from flash_export.runtime import AnySession, CannotRun, open_float64, open_session
+from flash_export.score_probe import add_score_probes
+from flash_export.sites import Site
 from flash_export.trials import Trial
 from flash_export.twin import NoTwin
 
@@ -280,6 +282,7 @@ def run_fused(
     *,
     eager: Reference | None,
     eager_roundoff: float,
+    inside: Collection[Site] = (),
 ) -> list[ModelRun]:
     """Judges every output of the fused model on every trial, and those of eager PyTorch against the fused ones.
 
@@ -289,18 +292,23 @@ def run_fused(
     Args:
         eager_roundoff: unit roundoff of the model's own float type over that of float32; eager PyTorch computes
             in that type.
+        inside: sites whose scores no value of the unfused graph shows; ``expected.largest`` has them afterwards.
     """
+    flash, probes = add_score_probes(flash, inside)
     session = open_session(flash, folder)
-    names = [v.name or "" for v in flash.graph.outputs]
+    names = [v.name or "" for v in flash.graph.outputs][: -len(probes) or None]
     runs = []
     for trial in expected.trials:
         references = expected.outputs[trial.name]
         try:
-            outputs = session.run(trial.feeds)
+            found = session.run(trial.feeds)
         except CannotRun as error:
             verdict = accept.failed(f"the fused model does not run: {error}")
             runs += [ModelRun(name, trial.name, "unfused", verdict, expected.reference) for name in names]
             continue
+        outputs = found[: len(names)]
+        for name, size in zip(probes, found[len(names) :], strict=True):
+            expected.largest[name] = max(expected.largest.get(name, 0.0), float(size))
         told = zip(names, outputs, references, expected.noise, expected.overflow[trial.name], strict=True)
         for name, out, ref, noise, overflow in told:
             verdict = accept.judge(out, ref, noise, nan_may_stay=True, overflow=overflow)

@@ -64,6 +64,41 @@ def test_other_types_are_measured_and_need_no_warning(tmp_path: Path) -> None:
     assert not warnings
 
 
-def test_an_operator_that_forms_its_scores_inside_shows_none(tmp_path: Path) -> None:
-    check, _ = outcome(graphs.model("out = Attention (q, k, v)\n", opset=23), tmp_path)
-    assert check["largest_scores"] == {}
+OPERATORS = {
+    "standard": ("out = Attention (q, k, v)", graphs.QKV, graphs.OUT, 23),
+    "contrib": (
+        "out = com.microsoft.MultiHeadAttention <num_heads = 4> (q, k, v)",
+        "float[B, S, 32] q, float[B, T, 32] k, float[B, T, 32] v",
+        "float[B, S, 32] out",
+        18,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "size", "dtype"),
+    [
+        ("standard", 36000, "float"),
+        ("standard", 36000, "float16"),
+        ("standard", 10, "float16"),
+        ("contrib", 10, "float16"),
+    ],
+)
+def test_scores_that_an_operator_forms_inside_are_told_as_well(
+    form: str, size: float, dtype: str, tmp_path: Path
+) -> None:
+    """The keys are ``size`` times as large as what is drawn."""
+    body, inputs, outputs, opset = OPERATORS[form]
+    number = f"{size}.0" if dtype == "float" else str(int(np.float16(size).view(np.uint16)))
+    body = body.replace("(q, k", "(q, many").replace("out =", "many = Mul (k, by)\n out =")
+    text = (
+        f'<ir_version: 9, opset_import: ["": {opset}, "com.microsoft": 1]>\n'
+        f"main ({inputs}) => ({outputs}) <float by = {{{number}}}> {{ {body} }}"
+    )
+    proto = onnx.parser.parse_model(text.replace("float", dtype))
+    check, warnings = outcome(proto, tmp_path)
+    (largest,) = check["largest_scores"].values()
+    assert largest > 10
+    assert ("float16 holds" in warnings) == (dtype == "float16" and largest > 32752)
+    assert ("An operator that keeps its scores in float16" in warnings) == ("float16 holds" in warnings)
+    assert (largest > 32752) == (size > 10)
