@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -15,7 +17,7 @@ from exporter.patterns.test_contrib import SELF, B, D, H, S, feeds, model
 from exporter.torch_exports import run
 
 from flash_export import contrib_twin, pipeline
-from flash_export.errors import NumbersDiffer, UnsupportedModel
+from flash_export.errors import EXIT_UNSUPPORTED, NumbersDiffer, UnsupportedModel
 from flash_export.op import DOMAIN
 from flash_export.options import Options
 from flash_export.rewrite import rewrite
@@ -99,3 +101,17 @@ def test_the_softmax_of_a_biased_sum_is_that_of_numpy() -> None:
     contrib_twin.write_out(converted)
     got = run(ir.to_proto(converted).SerializeToString(), [x.astype(np.float32), m.astype(np.float32)])[0]
     np.testing.assert_allclose(got, weights / weights.sum(-1, keepdims=True), rtol=1e-5)
+
+
+def test_a_comparison_says_which_operator_runs_nowhere_here(tmp_path: Path) -> None:
+    """flash-trt compares files as they stand, in the runtime that they are for."""
+    outcome(CASES["inner"], tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "flash_trt", "compare", "out.onnx", "in.onnx"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == EXIT_UNSUPPORTED, done.stderr
+    message = done.stderr.partition("error: ")[2].splitlines()
+    assert message[0] == "ONNX Runtime cannot load the reference model"
+    assert [line.split()[0] for line in message[1:5]] == ["where", "got", "need", "do"]
+    assert "BiasSoftmax" in message[2]
