@@ -197,6 +197,7 @@ std::string tryNumber(uint32_t seed, uint32_t number) {
 
 int runAll(uint32_t count, uint32_t seed, uint32_t first) {
   int failed = 0;
+  std::printf("seed %u\n", seed);
   for (uint32_t i = first; i < first + count; ++i) {
     std::string const wrong = tryNumber(seed, i);
     if (wrong.empty()) continue;
@@ -204,7 +205,7 @@ int runAll(uint32_t count, uint32_t seed, uint32_t first) {
     std::printf("FAILED number %u: %s\n", i, wrong.c_str());
     std::fflush(stdout);
   }
-  std::printf("seed %u: %u passed, %d failed\n", seed, count - uint32_t(failed), failed);
+  std::printf("%u passed, %d failed\n", count - uint32_t(failed), failed);
   return failed == 0 && count > 0 ? 0 : 1;
 }
 
