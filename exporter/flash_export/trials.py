@@ -20,8 +20,8 @@ from flash_export.twin import is_float
 STATIC_TRIALS = 3
 """Seeds tried on a model without dynamic dims."""
 
-MOST_ELEMENTS = 2**26
-"""In one tensor of a run, where the dynamic dims leave a choice: 256 MiB in float32, and the check holds several."""
+MOST_ELEMENTS = 2**25
+"""In one tensor of a run, where the dynamic dims leave a choice: 128 MiB in float32, and the check holds several."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,10 +74,12 @@ def plan_trials(
         settings *= STATIC_TRIALS if extent.largest({}) <= MOST_ELEMENTS else 1
     batches = [name for name, is_batch in dynamic_dims(model).items() if is_batch]
     roles = read_roles(model)
-    trials = [
-        [_draw(model, sizes, seed + i, batches, roles) for sizes in _roomy(choices, extent, batches)]
-        for i, choices in enumerate(settings)
-    ]
+    roomy: list[list[dict[str, int]]] = []
+    for choices in settings:
+        found = _roomy(choices, extent, batches)
+        if found == [{}] or found not in roomy:  # a large model is not run twice at the same sizes
+            roomy.append(found)
+    trials = [[_draw(model, sizes, seed + i, batches, roles) for sizes in found] for i, found in enumerate(roomy)]
     if example and set(example) >= set(fed_inputs(model)):
         trials.append([Trial("example", dict(example))])
     return trials
