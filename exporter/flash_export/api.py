@@ -188,7 +188,7 @@ def _run(options: Options, loaded: Loaded | None) -> Result:
         wanted = options.output
         done = pipeline.run(dataclasses.replace(options, output=wanted or Path(folder, "model.onnx")), talk, loaded)
         assert done.saved is not None  # only a dry run saves nothing
-        model = ir.load(done.saved.output)
+        model = ir.load(done.saved.output, format="protobuf")
         if wanted is None:
             ir.external_data.load_to_model(model)
     saved = None if wanted is None else done.saved

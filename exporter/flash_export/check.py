@@ -99,7 +99,9 @@ def check(
     with tempfile.TemporaryDirectory(prefix="flash-export-check-") as name:
         folder = Path(name)
         roundoff, plain, flash, in_float16 = _load(unfused, fused, sites)
-        trials = plan_trials(ir.load(unfused), example=example, ranges=dims, values=values, seed=seed)
+        trials = plan_trials(
+            ir.load(unfused, format="protobuf"), example=example, ranges=dims, values=values, seed=seed
+        )
         rewritten = [s for s in sites if s.status == "fused" and s.boundary]
         boundaries = _boundaries(rewritten, plain, flash)
         tell("unfused model", 0, 1)
@@ -177,7 +179,7 @@ def _load(unfused: Path, fused: Path, sites: Sequence[Site]) -> tuple[float, ir.
     """Both models in float32, the roundoff of the original's type over that of float32, and the sites whose product of
     Q and K is formed in float16.
     """
-    plain, flash = ir.load(unfused.resolve()), ir.load(fused.resolve())
+    plain, flash = ir.load(unfused.resolve(), format="protobuf"), ir.load(fused.resolve(), format="protobuf")
     roundoff = twin.roundoff(plain)
     for model in (plain, flash):
         # As find does: the edge of a site in a function has its names in the graph.

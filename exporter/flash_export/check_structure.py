@@ -30,7 +30,7 @@ def check_structure(path: Path, unfused: Path | None = None) -> None:
     Raises:
         BrokenRewrite: names the node and what is wrong with it.
     """
-    skeleton = onnx.load(path, load_external_data=False)
+    skeleton = onnx.load(path, format="protobuf", load_external_data=False)
     found_there = _outputs_of_ours(unfused)
     for node in attention_nodes(skeleton):
         if tuple(node.output) not in found_there:
@@ -46,7 +46,9 @@ def _outputs_of_ours(unfused: Path | None) -> set[tuple[str, ...]]:
     """What the nodes of our domain in the unfused file compute."""
     if unfused is None:
         return set()
-    return {tuple(node.output) for node in attention_nodes(onnx.load(unfused, load_external_data=False))}
+    return {
+        tuple(node.output) for node in attention_nodes(onnx.load(unfused, format="protobuf", load_external_data=False))
+    }
 
 
 def attention_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
@@ -102,7 +104,7 @@ def why_refused(path: Path, skeleton: onnx.ModelProto | None = None) -> Exceptio
     Args:
         skeleton: the file's content, where it is loaded already.
     """
-    skeleton = skeleton or onnx.load(path, load_external_data=False)
+    skeleton = skeleton or onnx.load(path, format="protobuf", load_external_data=False)
     local = {f.domain for f in skeleton.functions} - {DOMAIN}
     known = {"", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview.training", DOMAIN}
     full = {o.domain for o in skeleton.opset_import} <= known | local

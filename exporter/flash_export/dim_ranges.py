@@ -23,7 +23,7 @@ Ranges = dict[str, tuple[int, int]]
 
 def write(path: Path, ranges: Mapping[str, tuple[int, int]]) -> None:
     """Writes ``ranges`` into the file at ``path``; weights in other files are not touched."""
-    model = onnx.load(path, load_external_data=False)
+    model = onnx.load(path, format="protobuf", load_external_data=False)
     text = json.dumps({name: [low, None if high >= MAX_DIM else high] for name, (low, high) in ranges.items()})
     kept = {entry.key: entry.value for entry in model.metadata_props}
     onnx.helper.set_model_props(model, kept | {PROPERTY: text})

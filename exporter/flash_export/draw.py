@@ -52,7 +52,9 @@ def draw_inputs(
     Raises:
         UsageError: an input is no tensor of numbers, or a dim has no size.
     """
-    return dict(Drawn(ir.load(model) if isinstance(model, Path) else model, sizes, seed, kind, spread=spread))
+    return dict(
+        Drawn(ir.load(model, format="protobuf") if isinstance(model, Path) else model, sizes, seed, kind, spread=spread)
+    )
 
 
 class Drawn(Mapping[str, np.ndarray]):

@@ -214,7 +214,7 @@ def write(model: ir.Model, path: Path) -> None:
 
 def _onnx_dims(path: Path) -> dict[str, tuple[int, int]]:
     """Every named dimension of the graph's inputs, with no limit known."""
-    shapes = [value.shape for value in ir.load(path).graph.inputs if value.shape is not None]
+    shapes = [value.shape for value in ir.load(path, format="protobuf").graph.inputs if value.shape is not None]
     return {
         str(dim.value): (1, MAX_DIM)
         for shape in shapes

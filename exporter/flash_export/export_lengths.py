@@ -42,7 +42,7 @@ def refuse_fixed_lengths(
     Raises:
         UnsupportedModel: PyTorch works at another size and the file does not, or gives another shape.
     """
-    model = ir.load(path)
+    model = ir.load(path, format="protobuf")
     settings = ort.SessionOptions()
     settings.log_severity_level = 4
     settings.enable_cpu_mem_arena = False
@@ -109,7 +109,7 @@ def _why_not(
 
     Where that asks for much memory, scores being as large as the square of a length, the others are their smallest.
     """
-    model = ir.load(path)
+    model = ir.load(path, format="protobuf")
     extent, sizes = Extent(model), {**_sizes(model, example), **changed}
     if extent.largest(sizes) > MOST_ELEMENTS:
         sizes |= {name: max(1, low) for name, (low, _) in dims.items() if name not in changed}

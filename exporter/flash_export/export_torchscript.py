@@ -53,4 +53,4 @@ def translate(loaded: Loaded, opset: int, folder: Path) -> ir.Model:
             need="operators that have an ONNX form",
             do="save the model with torch.export.save, or give an ONNX file",
         ) from error
-    return ir.load(path)
+    return ir.load(path, format="protobuf")

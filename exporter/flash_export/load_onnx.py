@@ -78,7 +78,7 @@ def verify(path: Path, limits: Limits = LIMITS) -> None:
 
 def _parse(path: Path) -> onnx.ModelProto:
     try:
-        model = onnx.load_model(path, load_external_data=False)
+        model = onnx.load_model(path, format="protobuf", load_external_data=False)
     except (google.protobuf.message.DecodeError, ValueError, OSError) as error:
         raise _broken(path, f"no ONNX ({error})", "an ONNX model") from None
     if not model.ir_version or not model.opset_import or not (model.graph.node or model.graph.output):
@@ -95,7 +95,7 @@ def _verify_devices(model: ir.Model) -> None:
 
 def data_files(path: Path) -> frozenset[Path]:
     """The files that a verified model keeps its weights in, itself apart."""
-    tensors = _tensors(onnx.load_model(path, load_external_data=False))
+    tensors = _tensors(onnx.load_model(path, format="protobuf", load_external_data=False))
     locations = {e.value for tensor in tensors for e in tensor.external_data if e.key == "location"}
     return frozenset(path.resolve().parent / location for location in locations)
 

@@ -109,7 +109,7 @@ def _fuse(options: Options, exported: Exported, output: Path, doubts: Mapping[st
     """
     theirs = exported.path if exported.reference is None else None
     with talk.step("find", "every softmax and attention operator"), blame(theirs):
-        model = ir.load(exported.path)
+        model = ir.load(exported.path, format="protobuf")
         before = node_count(model)
         sites = find(model)
         skip(sites, options.skip)

@@ -200,7 +200,7 @@ def refuse_to_replace(read: Iterable[Path], written: Iterable[Path]) -> None:
 
 
 def _write_models(fused: ir.Model, unfused: Path, output: Path, folder: Path, keep_unfused: bool) -> Staged:
-    twin = ir.load(unfused)
+    twin = ir.load(unfused, format="protobuf")
     own, other = tensors_of(fused), tensors_of(twin)
     outside = any(isinstance(tensor, ir.ExternalTensor) for tensor in other)
     data = None
@@ -219,7 +219,7 @@ def _data_of(path: Path) -> set[str]:
     if not path.is_file():
         return set()
     try:
-        tensors = tensors_of(ir.load(path))
+        tensors = tensors_of(ir.load(path, format="protobuf"))
     except Exception:  # whatever lies there is about to be replaced and may be anything
         return set()
     names = {os.fspath(tensor.location) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}

@@ -46,7 +46,11 @@ def describe(file: OnnxFile, plan: bytes) -> list[Attention]:
     ours = [Attention(node.name, "plugin", taken.get(node.name)) for node in file.flash_nodes if node.is_needed]
     names = {attention.name for attention in ours}
     launches = plan_program.launches(plan)
-    left = [site for site in find(ir.load(file.path)) if site.status != "not_attention" and site.name not in names]
+    left = [
+        site
+        for site in find(ir.load(file.path, format="protobuf"))
+        if site.status != "not_attention" and site.name not in names
+    ]
     return ours + [_read(site.name, launches) for site in left]
 
 

@@ -172,7 +172,7 @@ def _model_to_draw_from(options: BenchOptions, files: Mapping[Path, OnnxFile]) -
             need="one ONNX file among the models",
             do="add the .onnx that the engines were built from",
         )
-    return ir.load(next(iter(files)))
+    return ir.load(next(iter(files)), format="protobuf")
 
 
 def _sizes(text: str, model: ir.Model, limits: Mapping[str, tuple[int, int]]) -> dict[str, int]:

@@ -200,7 +200,7 @@ def _open_sides(options: CompareOptions, fused: OnnxFile | None) -> Iterator[_Si
             other = opened(runners.open_onnx(fused_path, "fused"))
         else:
             other = opened(runners.open_engine(options.fused, trusted=options.trust_engine))
-        model = ir.load(options.reference)
+        model = ir.load(options.reference, format="protobuf")
         precision = "as they stand" if base_twin is None else "in float32, since half precision hides small faults"
         rounding = 1.0
         if fused is None:

@@ -44,7 +44,7 @@ def plan_runs(options: InputOptions, reference: OnnxFile, limits: Sequence[str] 
     Raises:
         UsageError: a shape or the values do not fit, or an input cannot be drawn.
     """
-    model = ir.load(reference.path)
+    model = ir.load(reference.path, format="protobuf")
     if options.values is not None:
         return [[Trial("values", read_values(model, options.values))]]
     settings = sizes_to_try(model, _ranges(options.shapes or tuple(limits), reference, model))

@@ -55,7 +55,7 @@ def session(path: str | Path, **options: Any) -> onnxruntime.InferenceSession:
         MissingHere: the library is not found or does not load.
     """
     onnx_file.read(Path(path))  # ONNX Runtime passes over unknown attributes and newer versions
-    settings = onnxruntime.SessionOptions()
+    settings = onnx_settings()
     for name, value in options.items():
         if not hasattr(settings, name):
             raise UsageError(
@@ -68,6 +68,13 @@ def session(path: str | Path, **options: Any) -> onnxruntime.InferenceSession:
         setattr(settings, name, value)
     _register(settings)
     return onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+
+
+def onnx_settings() -> onnxruntime.SessionOptions:
+    """Options of a session that takes its file as ONNX: by the suffix ``.ort`` alone it would be of another format."""
+    settings = onnxruntime.SessionOptions()
+    settings.add_session_config_entry("session.load_model_format", "ONNX")
+    return settings
 
 
 def _register(settings: onnxruntime.SessionOptions) -> None:

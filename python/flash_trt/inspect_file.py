@@ -30,7 +30,7 @@ def inspect(path: Path, *, trusted: bool = False) -> dict[str, Any]:
     """
     if engine_file.is_engine(path):
         return _engine(path, trusted)
-    if path.suffix == ".json":
+    if _is_json(path):
         engine = path.with_suffix("")
         if engine_file.is_engine(engine):
             return _engine(engine, trusted)
@@ -42,6 +42,15 @@ def inspect(path: Path, *, trusted: bool = False) -> dict[str, Any]:
             do="put the two side by side, as flash-trt build wrote them",
         )
     return _onnx(path)
+
+
+def _is_json(path: Path) -> bool:
+    """Whether ``path`` begins as a sidecar does, an object of JSON; no ONNX file begins with a brace."""
+    try:
+        with path.open("rb") as file:
+            return file.read(64).lstrip().startswith(b"{")
+    except OSError:
+        return False  # reading it as ONNX says what is wrong
 
 
 def _engine(path: Path, trusted: bool) -> dict[str, Any]:

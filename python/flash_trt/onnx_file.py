@@ -100,7 +100,7 @@ def read(path: Path) -> OnnxFile:
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from error
     load_onnx.verify(path)
-    proto = onnx.load(str(path), load_external_data=False)
+    proto = onnx.load(str(path), format="protobuf", load_external_data=False)
     _require_known_version(path, proto)
     constants = {tensor.name for tensor in proto.graph.initializer}
     inputs = tuple(_graph_input(value) for value in proto.graph.input if value.name not in constants)

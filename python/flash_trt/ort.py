@@ -147,7 +147,7 @@ def _not_on_cuda(providers: list[str]) -> MissingHere:
 
 
 def _plain(path: Path, cuda: bool, options: dict[str, Any]) -> onnxruntime.InferenceSession:
-    settings = onnxruntime.SessionOptions()
+    settings = cpu_operator.onnx_settings()
     for name, value in options.items():
         setattr(settings, name, value)
     return onnxruntime.InferenceSession(str(path), settings, providers=[_CUDA, _CPU] if cuda else [_CPU])

@@ -69,7 +69,7 @@ def run(options: RunOptions, talk: Talk) -> RunResult:
 def _run_onnx(options: RunOptions, talk: Talk) -> RunResult:
     with talk.step("read", str(options.model)):
         file = onnx_file.read(options.model)
-        model = ir.load(options.model)
+        model = ir.load(options.model, format="protobuf")
         feeds, drawn = _feeds(options, file, model, talk)
     with tempfile.TemporaryDirectory(prefix="flash-trt-") as folder:
         with talk.step("load", str(options.model)):

@@ -18,7 +18,7 @@ from flash_export import runtime, twin
 from flash_export.errors import MissingHere, UnsupportedModel, UsageError
 from flash_export.input_roles import fed_inputs
 from flash_export.requirements import pip_install
-from flash_trt import engine_file, engine_load
+from flash_trt import cpu_operator, engine_file, engine_load
 from flash_trt.backends import BackendName
 
 _INLINE_BYTES = 2**20
@@ -57,16 +57,22 @@ def open_onnx(path: Path, name: str) -> Any:
     """
     polygraphy_logger()
     import onnxruntime
-    from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
+    from polygraphy.backend.onnxrt import OnnxrtRunner
 
     onnxruntime.set_default_logger_severity(4)
-    level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    runner = OnnxrtRunner(SessionFromOnnx(str(path), graph_optimization_level=level), name=name)
+    settings = cpu_operator.onnx_settings()
+    settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    settings.intra_op_num_threads = len(os.sched_getaffinity(0))  # unpinned: the processors may be a part of all
+
+    def load() -> onnxruntime.InferenceSession:
+        return onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+
+    runner = OnnxrtRunner(load, name=name)
     try:
         runner.activate()
     except Exception as error:
         with contextlib.suppress(runtime.CannotRun):
-            return EvaluatorRunner(ir.load(path))
+            return EvaluatorRunner(ir.load(path, format="protobuf"))
         raise UnsupportedModel(
             f"ONNX Runtime cannot load the {name} model",
             where=str(path),
@@ -100,7 +106,7 @@ class EvaluatorRunner:
 
 def float32_twin(path: Path, folder: Path) -> Path | None:
     """The model with float32 in place of float16 and bfloat16, written into ``folder``; None when it has neither."""
-    model = ir.load(path)
+    model = ir.load(path, format="protobuf")
     if twin.roundoff(model) == 1.0:
         return None
     twin.to_float32(model)
