@@ -115,6 +115,8 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
     _warn_of_weak_comparisons(fused, reference, talk)
     with talk.step("draw", "inputs"):
         planned = plan_runs(options.inputs, reference, runners.limits_of(options.fused))
+        if fused is None and options.inputs.values is not None:
+            engine_file.require_shapes(engine_file.read(options.fused), planned[0][0].feeds)
     with contextlib.ExitStack() as stack:
         sides = stack.enter_context(_open_sides(options, fused))
         with talk.step("run", f"{len(planned)} sets of inputs, {sides.precision}"):

@@ -46,7 +46,11 @@ def plan_runs(options: InputOptions, reference: OnnxFile, limits: Sequence[str] 
     """
     model = ir.load(reference.path, format="protobuf")
     if options.values is not None:
-        return [[Trial("values", read_values(model, options.values))]]
+        values = read_values(model, options.values)
+        for graph_input in reference.inputs:
+            where = f"--values {options.values}, array {graph_input.name}"
+            shapes.require_taken(where, graph_input, values[graph_input.name].shape, reference.dim_ranges)
+        return [[Trial("values", values)]]
     settings = sizes_to_try(model, _ranges(options.shapes or tuple(limits), reference, model))
     return [
         [_trial(model, sizes, options.seed, turn) for sizes in settings[turn % len(settings)]]

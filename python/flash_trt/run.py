@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from flash_export import dim_ranges, twin
+from flash_export import twin
 from flash_export.draw import draw_inputs, dynamic_dims
 from flash_export.errors import UsageError
 from flash_export.input_roles import fed_inputs
@@ -126,7 +126,8 @@ def _feeds(options: RunOptions, file: OnnxFile, model: ir.Model, talk: Talk) -> 
     _require_names(options.inputs, given, set(wanted))
     typed = {name: _typed(name, given[name], dtypes.get(name), options.inputs) for name in wanted}
     for graph_input in file.inputs:
-        _require_shape(options.inputs, graph_input, typed[graph_input.name], file.dim_ranges)
+        where = f"tensor {graph_input.name} in {options.inputs}"
+        shapes.require_taken(where, graph_input, typed[graph_input.name].shape, file.dim_ranges)
     _warn_of_nan(typed, talk)
     return typed, False
 
@@ -170,33 +171,6 @@ def _typed(name: str, array: np.ndarray, dtype: np.dtype | None, path: Path) -> 
         need=str(dtype),
         do=f"store it as {dtype}",
     )
-
-
-def _require_shape(
-    path: Path, graph_input: onnx_file.GraphInput, array: np.ndarray, limits: Mapping[str, tuple[int, int]]
-) -> None:
-    dims = graph_input.dims
-    fits = len(dims) == array.ndim and all(
-        not isinstance(dim, int) or dim == size for dim, size in zip(dims, array.shape, strict=True)
-    )
-    for dim, size in zip(dims, array.shape, strict=True) if fits else ():
-        low, high = limits.get(str(dim), (size, size))
-        if not low <= size <= high:
-            raise UsageError(
-                "an input leaves the range in which the model works",
-                where=f"tensor {graph_input.name} in {path}, dim {dim}",
-                got=f"[{', '.join(map(str, array.shape))}]",
-                need=f"{dim} in {dim_ranges.spell((low, high))}: {shapes.spell_dims(graph_input)}",
-                do=f"give a tensor whose {dim} is in that range, or export the model again for another one",
-            )
-    if not fits:
-        raise UsageError(
-            "an input has another shape than the model takes",
-            where=f"tensor {graph_input.name} in {path}",
-            got=f"[{', '.join(map(str, array.shape))}]",
-            need=shapes.spell_dims(graph_input),
-            do="give a tensor of that shape",
-        )
 
 
 def _warn_of_nan(feeds: Mapping[str, np.ndarray], talk: Talk) -> None:

@@ -175,6 +175,40 @@ def _contradiction(range_: ShapeRange, need: str) -> UsageError:
     )
 
 
+def require_taken(
+    where: str, graph_input: GraphInput, shape: Dims, limits: Mapping[str, tuple[int, int]] | None = None
+) -> None:
+    """Refuses a tensor for ``graph_input`` whose ``shape`` is not the model's, or leaves ``limits``.
+
+    A size of 0 is taken where the smallest is 1: that 1 is the least that PyTorch traces, and says nothing of a tensor
+    without elements. Where the model fails on it, the runtime says so.
+
+    Raises:
+        UsageError: names ``where``, the shape and the range.
+    """
+    dims, got = graph_input.dims, f"[{', '.join(map(str, shape))}]"
+    if len(dims) != len(shape) or any(
+        isinstance(dim, int) and dim != size for dim, size in zip(dims, shape, strict=True)
+    ):
+        raise UsageError(
+            "an input has another shape than the model takes",
+            where=where,
+            got=got,
+            need=spell_dims(graph_input),
+            do="give a tensor of that shape",
+        )
+    for dim, size in zip(dims, shape, strict=True):
+        low, high = (limits or {}).get(str(dim), (size, size))
+        if not (low <= size <= high or (size == 0 and low == 1)):
+            raise UsageError(
+                "an input leaves the range in which the model works",
+                where=f"{where}, dim {dim}",
+                got=got,
+                need=f"{dim} in {dim_ranges.spell((low, high))}: {spell_dims(graph_input)}",
+                do=f"give a tensor whose {dim} is in that range, or export the model again for another one",
+            )
+
+
 def spell_dims(graph_input: GraphInput) -> str:
     """``[batch, 12, ?]``."""
     return "[" + ", ".join(str(dim) if dim != "" else "?" for dim in graph_input.dims) + "]"

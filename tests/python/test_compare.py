@@ -359,6 +359,7 @@ def test_inputs_for_an_engine_stay_within_the_shapes_it_was_built_for(
     sizes = [trial.feeds["query"].shape for choices in planned for trial in choices]
     assert sizes
     assert all(batch <= 2 and 3 <= length <= 7 for batch, _, length, _ in sizes)
+    assert flash_trt("compare", engine, reference, "--values", _values(tmp_path / "values.npz")) == EXIT_USAGE
 
 
 def test_missing_polygraphy_ends_with_5_and_names_the_extra(

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import flash_export
-from flash_export.errors import EXIT_OK, EXIT_USAGE
-from flash_trt import onnx_file
+from flash_export.errors import EXIT_OK, EXIT_USAGE, UsageError
+from flash_trt import onnx_file, shapes, tensor_files
 from flash_trt.backends import Backend
 from flash_trt.build import sidecar_path
 from flash_trt.compare_inputs import InputOptions, plan_runs
@@ -21,6 +21,7 @@ POSITIONS, WIDTH, HEADS = 77, 32, 2
 RANGE = f"seq in 1..{POSITIONS}"
 
 Command = Callable[..., int]
+Shape = tuple[int, ...]
 
 
 class Positions(torch.nn.Module):
@@ -97,6 +98,32 @@ def test_an_input_outside_them_is_refused_before_it_runs(
     np.savez(tmp_path / "in.npz", x=np.zeros((1, 78, WIDTH), np.float32))
     assert flash_trt("run", model, "--inputs", tmp_path / "in.npz") == EXIT_USAGE
     assert RANGE in " ".join(capsys.readouterr().err.split())
+
+
+def test_values_outside_them_are_refused_by_a_comparison_in_the_same_words(
+    model: Path, unfused: Path, tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "in.npz", x=np.zeros((1, 78, WIDTH), np.float32))
+    assert flash_trt("compare", model, unfused, "--values", tmp_path / "in.npz") == EXIT_USAGE
+    assert RANGE in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("shape", [(0, 5, WIDTH), (3, 0, WIDTH)], ids=["batch", "length"])
+def test_a_tensor_without_elements_is_taken(model: Path, tmp_path: Path, flash_trt: Command, shape: Shape) -> None:
+    np.savez(tmp_path / "in.npz", x=np.zeros(shape, np.float32))
+    assert flash_trt("run", model, "--inputs", tmp_path / "in.npz", "-o", tmp_path / "out.npz") == EXIT_OK
+    (made,) = tensor_files.read(tmp_path / "out.npz").values()
+    assert made.shape == shape
+
+
+@pytest.mark.parametrize("low", [0, 1, 2])
+def test_a_size_of_0_is_refused_where_the_model_needs_more_than_one(low: int) -> None:
+    graph_input, limits = onnx_file.GraphInput("x", 1, ("seq",)), {"seq": (low, 9)}
+    if low < 2:
+        shapes.require_taken("x", graph_input, (0,), limits)
+    for wrong in ((0,) if low == 2 else (10,), (5, 5)):
+        with pytest.raises(UsageError):
+            shapes.require_taken("x", graph_input, wrong, limits)
 
 
 def test_drawn_inputs_stay_within_them(model: Path, unfused: Path, flash_trt: Command) -> None:
