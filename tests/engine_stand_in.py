@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a sample does with an engine on a GPU, done without one: the engine's ONNX file stands in for it.
 
-Everything but ``EngineSession`` and the loading is the sample's own code. The same on a GPU are the tests marked gpu.
+Everything but ``flash_trt.open_engine`` is the sample's own code. The same on a GPU are the tests marked gpu.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ SAYS = "a stand-in on the CPU"
 
 
 class EngineStandIn:
-    """``flash_trt.engine_session.EngineSession`` of an ONNX file; ``spoils`` adds to every output."""
+    """``flash_trt.EngineSession`` of an ONNX file; ``spoils`` adds to every output."""
 
     spoils = 0.0
     open = 0
 
-    def __init__(self, onnx_file: Path, *, cuda_graph: bool = False) -> None:
+    def __init__(self, onnx_file: Path) -> None:
         fused = "flash_export" in {o.domain for o in _opsets(onnx_file)}
         self._session = flash_trt.session(onnx_file) if fused else onnxruntime.InferenceSession(onnx_file)
         EngineStandIn.open += 1
@@ -62,12 +62,11 @@ def _opsets(path: Path) -> list:
     return list(onnx.load(path, load_external_data=False).opset_import)
 
 
-def put_in(sample: ModuleType, monkeypatch: pytest.MonkeyPatch, onnx_of: dict[str, Path], spoils: float = 0.0) -> None:
-    """Lets ``sample`` meet a GPU for which every engine is built, and the ONNX files in ``onnx_of`` by engine."""
+def put_in(monkeypatch: pytest.MonkeyPatch, onnx_of: dict[str, Path], spoils: float = 0.0) -> None:
+    """Lets samples meet a GPU for which every engine is built, and the ONNX files in ``onnx_of`` by engine."""
     monkeypatch.setattr(EngineStandIn, "spoils", spoils)
     monkeypatch.setattr(EngineStandIn, "open", 0)
-    monkeypatch.setattr(sample, "EngineSession", EngineStandIn)
-    monkeypatch.setattr(sample.engine_load, "load", lambda path, *, trusted: onnx_of[Path(path).name])
+    monkeypatch.setattr(flash_trt, "open_engine", lambda path: EngineStandIn(onnx_of[Path(path).name]))
     monkeypatch.setattr(engine_file.EngineFile, "targets", ["sm80"])
     monkeypatch.setattr(gpu, "devices", lambda: [gpu.Device("a GPU", "sm80", 2**34)])
 

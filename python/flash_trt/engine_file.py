@@ -93,7 +93,19 @@ def _are_limits(limits: object) -> bool:
 
 
 def read(path: Path) -> EngineFile:
-    """``path`` with its sidecar."""
+    """``path`` with its sidecar.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    if not path.is_file():
+        raise UsageError(
+            "the engine cannot be read",
+            where=str(path),
+            got="a folder" if path.is_dir() else "no such file",
+            need="an engine that flash-trt build wrote",
+            do="correct the path",
+        )
     try:
         sidecar = json.loads(sidecar_path(path).read_text())
     except (OSError, ValueError):

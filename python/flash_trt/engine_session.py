@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -11,7 +12,7 @@ import numpy as np
 
 from flash_export import twin
 from flash_export.errors import UnsupportedModel, UsageError
-from flash_trt import cuda, plan
+from flash_trt import cuda, engine_load, plan
 from flash_trt.engine_load import LoadedEngine
 
 _DTYPES: dict[str, type] = {
@@ -27,6 +28,23 @@ _DTYPES: dict[str, type] = {
 """TensorRT's names of the types that arrays have here."""
 
 Feeds = Mapping[str, np.ndarray]
+
+
+def open_engine(path: str | Path, *, trusted: bool = False, cuda_graph: bool = False) -> EngineSession:
+    """An engine on the GPU here, with the plugin loaded: ``run({name: array})`` gives its outputs by name.
+
+    Args:
+        path: an engine that ``flash-trt build`` wrote, with its sidecar beside it.
+        trusted: take an engine that no sidecar vouches for. An engine is code.
+        cuda_graph: launch each set of shapes as one CUDA graph, captured when it first comes.
+
+    Raises:
+        UsageError: no such file, or no engine.
+        UnsafeInput: the engine is not the one that its sidecar describes, and ``trusted`` is False.
+        UnsupportedModel: a tensor of a type that numpy cannot hold.
+        MissingHere: no GPU that it was built for, no TensorRT or no plugin here.
+    """
+    return EngineSession(engine_load.load(Path(path), trusted=trusted), cuda_graph=cuda_graph)
 
 
 class EngineSession:

@@ -27,8 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 import flash_trt
 from flash_export.errors import MissingHere
-from flash_trt import engine_file, engine_load
-from flash_trt.engine_session import EngineSession
+from flash_trt import engine_file
 
 QUERY = "How do I reset my password?"
 SENTENCES = (
@@ -114,7 +113,7 @@ def search_with_operator(folder: Path, fused: Path) -> str:
 
 def search_with_engine(folder: Path, engine: Path) -> str:
     """The same search with the TensorRT engine on a GPU, by what ``flash-trt run`` runs engines with."""
-    session = EngineSession(engine_load.load(engine, trusted=False))
+    session = flash_trt.open_engine(engine)
     try:
         ours = embed(folder, lambda tokens: next(iter(session.run(tokens).values())))
         return f"{session.implementation()}: " + agree(ours, embed_in_torch(folder), ENGINE_TOLERANCE)

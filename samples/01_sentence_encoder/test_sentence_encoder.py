@@ -83,7 +83,7 @@ def test_the_search_with_an_engine_agrees_or_ends_the_sample(
 ) -> None:
     """The GPU's step with a stand-in for the engine."""
     module, engine = engine_stand_in.as_module(SCRIPT), sample[0] / "model.engine"
-    engine_stand_in.put_in(module, monkeypatch, {engine.name: sample[0] / "model.onnx"})
+    engine_stand_in.put_in(monkeypatch, {engine.name: sample[0] / "model.onnx"})
     assert module.why_not_here(engine) == ""
     told = module.search_with_engine(module.minilm_folder(), engine)
     assert told.startswith(engine_stand_in.SAYS)

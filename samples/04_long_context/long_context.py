@@ -22,9 +22,8 @@ from rich.table import Table
 import flash_trt
 from flash_export.errors import MissingHere
 from flash_export.talk import Talk
-from flash_trt import engine_file, engine_load
+from flash_trt import engine_file
 from flash_trt.build import BuildOptions, build
-from flash_trt.engine_session import EngineSession
 
 WIDTH, HEADS, CAP = 512, 8, 30.0
 LENGTHS = (1024, 4096, 16384)
@@ -113,7 +112,7 @@ def on_gpu(fused: Path, engine: Path, lengths: tuple[int, ...] = LENGTHS) -> Non
             f"{engine.name} is not run here: {error.got}; it needs {error.need}. On one, this same command runs it too."
         )
         return
-    session, on_cpu = EngineSession(engine_load.load(engine, trusted=False)), flash_trt.session(fused)
+    session, on_cpu = flash_trt.open_engine(engine), flash_trt.session(fused)
     try:
         for length in lengths:
             x = np.random.default_rng(0).standard_normal((1, length, WIDTH)).astype(session.input_dtypes["x"])

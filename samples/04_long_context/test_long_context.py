@@ -79,7 +79,7 @@ def test_an_engine_that_computes_something_else_ends_the_sample(
     module = engine_stand_in.as_module(SCRIPT)
     for name in ENGINES:
         fused, engine = sample[0] / f"{name}.onnx", sample[0] / f"{name}.engine"
-        engine_stand_in.put_in(module, monkeypatch, {engine.name: fused})
+        engine_stand_in.put_in(monkeypatch, {engine.name: fused})
         monkeypatch.setattr(module, "build", lambda *_: None)  # the engine that is there
         module.on_gpu(fused, engine, (7, 64, 131))
         assert capsys.readouterr().out.count(engine_stand_in.SAYS) == 3

@@ -19,14 +19,14 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper, parser
 from tempered_attention import DOMAIN, NAME, read
 
+import flash_trt
 from flash_export import pipeline
 from flash_export.errors import MissingHere
 from flash_export.options import Options
 from flash_export.patterns import PATTERNS
 from flash_export.talk import Talk
-from flash_trt import engine_file, engine_load
+from flash_trt import engine_file
 from flash_trt.build import BuildOptions, build
-from flash_trt.engine_session import EngineSession
 
 HEADS, WIDTH, TEMPERATURE = 4, 60, 1.7
 ENGINE_TOLERANCE = 1e-2
@@ -98,7 +98,7 @@ def run_engine(model: Path, engine: Path) -> None:
         return
     x = np.random.default_rng(1).standard_normal((2, 37, WIDTH)).astype(np.float32)
     expected = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
-    session = EngineSession(engine_load.load(engine, trusted=False))
+    session = flash_trt.open_engine(engine)
     try:
         error = float(np.abs(session.run({"x": x})["output"] - expected).max() / np.abs(expected).max())
         who = session.implementation()

@@ -48,7 +48,8 @@ def test_the_engine_is_compared_with_the_operators_own_function(
     monkeypatch.syspath_prepend(str(HERE))
     module = engine_stand_in.as_module(HERE / "own_pattern.py")
     model = module.write_model(tmp_path / "model.onnx")
-    engine_stand_in.put_in(module, monkeypatch, {"m.engine": model})
+    engine_stand_in.put_in(monkeypatch, {"m.engine": model})
+    (tmp_path / "m.engine").touch()
     module.run_engine(model, tmp_path / "m.engine")
     assert f"{engine_stand_in.SAYS}: as acme::TemperedAttention itself" in capsys.readouterr().out
     monkeypatch.setattr(engine_stand_in.EngineStandIn, "spoils", 0.5)

@@ -52,7 +52,7 @@ def test_an_engine_that_chooses_other_tokens_ends_the_sample(
 ) -> None:
     """The GPU's step with a stand-in for the engine."""
     module, engine = engine_stand_in.as_module(SCRIPT), sample[0] / "model.engine"
-    engine_stand_in.put_in(module, monkeypatch, {engine.name: sample[0] / "model.onnx"})
+    engine_stand_in.put_in(monkeypatch, {engine.name: sample[0] / "model.onnx"})
     model = LlamaForCausalLM.from_pretrained(sample[0] / "llama").eval()
     prompt = np.frombuffer(module.PROMPT.encode(), np.uint8).astype(np.int64)[None]
     theirs = module.generate_with_torch(model, prompt)

@@ -22,8 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 import flash_trt
 from flash_export.errors import MissingHere
-from flash_trt import engine_file, engine_load
-from flash_trt.engine_session import EngineSession
+from flash_trt import engine_file
 
 TEXT = (
     "the cat sat on the mat and the dog sat on the rug. the bird sang in the tree until the rain fell on the roof. "
@@ -156,7 +155,7 @@ def build(model: Path, engine: Path, config: LlamaConfig) -> None:
 
 def with_engine(engine: Path, config: LlamaConfig, prompt: np.ndarray, theirs: list[int]) -> None:
     """The same generation with the TensorRT engine on a GPU."""
-    session = EngineSession(engine_load.load(engine, trusted=False))
+    session = flash_trt.open_engine(engine)
     try:
         inputs = session.input_dtypes
         ours = generate(lambda feeds: session.run({name: feeds[name] for name in inputs}), config, prompt)

@@ -36,8 +36,7 @@ from tokenizers import Tokenizer
 
 import flash_trt
 from flash_export.errors import EXIT_MISSING, MissingHere
-from flash_trt import engine_file, engine_load
-from flash_trt.engine_session import EngineSession
+from flash_trt import engine_file
 
 # Read when Ray is imported. The first keeps the whole cluster on loopback, whatever its name says; a token that lives
 # as long as this process keeps other users of the machine out, and needs no file in the home folder.
@@ -112,7 +111,7 @@ def _on_cpu(fused: str) -> tuple[Run, list[str]]:
 
 
 def _on_gpu(engine: str) -> tuple[Run, list[str]]:
-    session = EngineSession(engine_load.load(Path(engine), trusted=False))
+    session = flash_trt.open_engine(engine)
     return lambda fields: next(iter(session.run(fields).values())), list(session.input_dtypes)
 
 

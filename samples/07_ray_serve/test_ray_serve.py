@@ -142,7 +142,7 @@ def test_an_encoder_with_an_engine_gives_what_the_session_gives(
     """The GPU's way through a replica, with a stand-in for the engine."""
     folder, fused = sample.minilm_folder(), tmp_path / "model.onnx"
     sample.run("flash_export", folder, "-o", fused, "--no-check", "--quiet")
-    engine_stand_in.put_in(sample, monkeypatch, {"m.engine": fused})
+    engine_stand_in.put_in(monkeypatch, {"m.engine": fused})
     plain = sample.Encoder(str(fused), str(folder))
     with_engine = sample.Encoder(str(fused), str(folder), "m.engine")
     for texts in sample.TEXTS:

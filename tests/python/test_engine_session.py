@@ -19,6 +19,7 @@ from cuda.bindings import runtime as real
 from python.attention_models import HEAD_DIM, HEADS, SCALE, fused
 from python.fake_cuda import COPY_MS, HOST, TRT, WORK_MS, FakeEngine, FakeRuntime, Tensor, calls
 
+import flash_trt
 from flash_export.errors import EXIT_MISSING, EXIT_OK, EXIT_USAGE, MissingHere, UnsupportedModel, UsageError
 from flash_trt import cuda, engine_load, gpu
 from flash_trt.backends import Backend
@@ -81,6 +82,30 @@ def test_the_outputs_are_the_engines_at_every_shape_in_any_order(
     session.close()
     assert not runtime.memory
     assert not runtime.open
+
+
+@GRAPH
+def test_an_engine_opens_from_python(
+    runtime: FakeRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graph: bool
+) -> None:
+    path, asked = tmp_path / "m.engine", []
+
+    def load(path: Path, *, trusted: bool) -> LoadedEngine:
+        asked.append((path, trusted))
+        return loaded(attention_engine(runtime), path)
+
+    monkeypatch.setattr(engine_load, "load", load)
+    session = flash_trt.open_engine(str(path), trusted=graph, cuda_graph=graph)
+    assert asked == [(path, graph)]
+    given = feeds()
+    np.testing.assert_array_equal(session.run(given)["output"], compute(given)["output"].astype(np.float32))
+    assert ("CUDA graph" in session.implementation()) == graph
+    session.close()
+
+
+def test_an_engine_that_is_not_there_is_a_mistake_of_the_callers(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"none\.engine"):
+        flash_trt.open_engine(tmp_path / "none.engine")
 
 
 @GRAPH
