@@ -322,20 +322,29 @@ def _require_same_inputs(sides: _Sides, options: CompareOptions) -> None:
 # --- the verdict ------------------------------------------------------------------------------------------------------
 
 
+_UNCOMPARED = {
+    "nan_in_inputs": "give inputs without NaN: what depends on one is NaN whatever the models compute",
+    "nan_in_both": "give inputs on which REFERENCE gives numbers: infinities in them, or rows without a key, make NaN",
+}
+"""Verdicts that say nothing of FUSED -> what helps."""
+
+
 def _require_passed(comparison: Comparison, options: CompareOptions) -> None:
     failed = [verdict for verdict in comparison.verdicts if verdict.failed]
     if not failed:
         _require_compared(comparison, options)
         return
     kinds = ", ".join(dict.fromkeys(verdict.kind for verdict in failed))
-    first = failed[0]
+    first = min(failed, key=lambda verdict: verdict.kind in _UNCOMPARED)  # stable: a fault goes before what proves none
     replay = comparison.saved.get(first.run)
     raise NumbersDiffer(
         f"{len(failed)} of {len(comparison.verdicts)} compared outputs fail ({kinds})",
         where=f"output {first.output}, {first.run}",
         got=first.why,
         need=f"max |difference| at most {first.tolerance:.3g}" if first.tolerance else "the same numbers",
-        do="check the export with flash-export, whose own check names the attention that is wrong"
+        do=_UNCOMPARED.get(
+            first.kind, "check the export with flash-export, whose own check names the attention that is wrong"
+        )
         + (f"; replay this run with --values {replay}" if replay else ""),
     )
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import stat
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from flash_export import dim_ranges, load_onnx
+from flash_export import call_count, dim_ranges, load_onnx
 from flash_export.dim_ranges import Ranges
 from flash_export.errors import UnsupportedModel, UsageError
 from flash_export.op import DOMAIN, OPERATORS, VERSION
@@ -97,6 +98,14 @@ def read(path: Path) -> OnnxFile:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise _unreadable(path, "not a regular file")
+    except FileNotFoundError as error:
+        raise UsageError(
+            "there is no such file",
+            where=str(path),
+            got="nothing there" if path.parent.is_dir() else f"no folder {path.parent}",
+            need="an ONNX model, or an engine where the command takes one",
+            do="correct the path",
+        ) from error
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from error
     load_onnx.verify(path)
@@ -168,7 +177,7 @@ def _nodes_everywhere(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 def _flash_nodes(proto: onnx.ModelProto) -> Iterator[FlashNode]:
     """Every FlashAttention node that runs; ONNX forbids functions that call themselves."""
-    functions = {(f.domain, f.name, f.overload): f for f in proto.functions if f.domain != DOMAIN}
+    functions = _functions_with_ours(proto)
 
     def walk(
         nodes: Sequence[onnx.NodeProto], outputs: Iterable[str], bound: _Bound, needed: bool, depth: int
@@ -188,6 +197,29 @@ def _flash_nodes(proto: onnx.ModelProto) -> Iterator[FlashNode]:
                     yield from walk(graph.node, [o.name for o in graph.output], bound, is_needed, depth)
 
     return walk(proto.graph.node, [o.name for o in proto.graph.output], {}, True, 0)
+
+
+def _functions_with_ours(proto: onnx.ModelProto) -> dict[call_count.Identifier, onnx.FunctionProto]:
+    """The functions that hold a FlashAttention node or call one that does: the calls that are worth following."""
+    functions = {name: f for name, f in call_count.functions_of(proto).items() if f.domain != DOMAIN}
+    holding: set[call_count.Identifier] = set()
+    named = {
+        name: {(node.domain, node.op_type, node.overload) for node in call_count.all_nodes(function.node)}
+        for name, function in functions.items()
+    }
+    callers: dict[call_count.Identifier, list[call_count.Identifier]] = defaultdict(list)
+    for caller, operators in named.items():
+        for operator in operators:
+            callers[operator].append(caller)
+    waiting = [
+        name for name, operators in named.items() if any(d == DOMAIN and op in OPERATORS for d, op, _ in operators)
+    ]
+    while waiting:
+        name = waiting.pop()
+        if name not in holding:
+            holding.add(name)
+            waiting += callers[name]
+    return {name: functions[name] for name in holding}
 
 
 def _live(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> set[int]:

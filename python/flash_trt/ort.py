@@ -7,6 +7,7 @@ import ctypes
 import json
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from flash_export.errors import MissingHere, UnsupportedModel, UserError
+from flash_export.errors import MissingHere, UnsupportedModel, UsageError, UserError
 from flash_export.op import OPERATORS
 from flash_export.requirements import pip_install
 from flash_trt import cpu_operator, gpu
@@ -29,6 +30,10 @@ BODIES = "the function bodies in the file, in standard operators"
 
 _CUDA = "CUDAExecutionProvider"
 _CPU = "CPUExecutionProvider"
+_FIVE_PARTS = re.compile(
+    r"(?P<what>[^\n:]+)\n  where (?P<where>.*)\n  got   (?P<got>.*)\n  need  (?P<need>.*)\n  do    (?P<do>.*)"
+)
+"""An error of the operator library in five parts, without what ONNX Runtime says before it."""
 
 
 def has_cuda() -> bool:
@@ -95,6 +100,8 @@ class Session:
         except UserError:
             raise
         except Exception as error:  # ONNX Runtime's errors share no other base
+            if (ours := _librarys_own(error)) is not None:
+                raise ours from error
             raise UnsupportedModel(
                 "ONNX Runtime cannot load the model",
                 where=str(file.path),
@@ -134,6 +141,18 @@ class Session:
             return BODIES + (", on CUDA" if self._cuda else "")
         # An older library, which the environment may name, lacks operators: their bodies run beside it.
         return LIBRARY + (f"; {', '.join(left)} by {BODIES}" if left else "")
+
+
+def _librarys_own(error: Exception) -> UserError | None:
+    """What the operator library itself refused, in its own five parts inside ONNX Runtime's text; None for all else.
+
+    What the environment asks of it in vain is a mistake of the user's, all else is the model's.
+    """
+    told = _FIVE_PARTS.search(str(error))
+    if told is None:
+        return None
+    kind = UsageError if told["where"].startswith("environment variable ") else UnsupportedModel
+    return kind(told["what"].strip(), where=told["where"], got=told["got"], need=told["need"], do=told["do"])
 
 
 def _not_on_cuda(providers: list[str]) -> MissingHere:

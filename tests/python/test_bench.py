@@ -114,6 +114,13 @@ def test_engines_alone_are_refused_since_no_inputs_can_be_drawn(
     assert "one ONNX file among the models" in capsys.readouterr().err
 
 
+def test_a_missing_engine_is_told_to_be_missing(
+    flash_trt: Command, pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert flash_trt("bench", tmp_path / "m.engine", *pair) == EXIT_USAGE
+    assert capsys.readouterr().err.startswith("error: there is no such file")
+
+
 def test_the_plot_scales_each_group_to_its_longest_and_escapes_names() -> None:
     groups = [
         bench_plot.Group("a & b", [bench_plot.Bar("<x>", 1, 2, 4), bench_plot.Bar("y", 1, 4, 4)]),

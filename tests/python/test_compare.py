@@ -15,10 +15,19 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from python.attention_models import BF16, FLOAT, HALF, HEAD_DIM, HEADS, SCALE, flash_node, fused, unfused
 
-from flash_export.errors import EXIT_MISSING, EXIT_NUMBERS_DIFFER, EXIT_OK, EXIT_UNSAFE, EXIT_UNSUPPORTED, EXIT_USAGE
-from flash_trt import runners
+from flash_export.errors import (
+    EXIT_MISSING,
+    EXIT_NUMBERS_DIFFER,
+    EXIT_OK,
+    EXIT_UNSAFE,
+    EXIT_UNSUPPORTED,
+    EXIT_USAGE,
+    NumbersDiffer,
+)
+from flash_trt import compare, runners
 from flash_trt.compare_inputs import InputOptions, plan_runs
 from flash_trt.onnx_file import read
+from flash_trt.verdict import OutputVerdict
 
 Command = Callable[..., int]
 DTYPES = {"fp32": FLOAT, "fp16": HALF, "bf16": BF16}
@@ -112,8 +121,11 @@ def _values(path: Path, **changed: np.ndarray) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("number", "kind", "told"),
-    [(np.nan, "nan_in_inputs", "input value holds NaN itself"), (np.inf, "nan_in_both", "NaN on both sides")],
+    ("number", "kind", "told", "do"),
+    [
+        (np.nan, "nan_in_inputs", "input value holds NaN itself", "do give inputs without NaN"),
+        (np.inf, "nan_in_both", "NaN on both sides", "do give inputs on which REFERENCE gives numbers"),
+    ],
 )
 def test_nan_from_an_input_and_nan_that_both_sides_make_are_classes_of_their_own(
     tmp_path: Path,
@@ -122,6 +134,7 @@ def test_nan_from_an_input_and_nan_that_both_sides_make_are_classes_of_their_own
     number: float,
     kind: str,
     told: str,
+    do: str,
 ) -> None:
     value = np.ones((2, HEADS, 9, HEAD_DIM), np.float32)
     value[0, 1, 8, 3] = number  # hidden from all rows but the last: 0 * inf
@@ -129,7 +142,22 @@ def test_nan_from_an_input_and_nan_that_both_sides_make_are_classes_of_their_own
     arguments = ("compare", fused(tmp_path / "f.onnx"), unfused(tmp_path / "u.onnx"), "--values", values)
     assert flash_trt(*arguments, "--json", written) == EXIT_NUMBERS_DIFFER
     assert json.loads(written.read_text())["outputs"][0]["kind"] == kind
-    assert told in " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert told in said
+    assert do in said
+    assert "check the export" not in said
+
+
+def test_a_fault_is_told_before_an_output_that_holds_nan_of_the_inputs() -> None:
+    faults = [
+        OutputVerdict(run, "output", kind, "why", 0.0, 0.0, 0.0)
+        for run, kind in (("first", "nan_in_inputs"), ("second", "differs"))
+    ]
+    options = compare.CompareOptions(Path("f"), Path("u"))
+    with pytest.raises(NumbersDiffer) as caught:
+        compare._require_passed(compare.Comparison(tuple(faults), "", {}), options)
+    assert "second" in caught.value.where
+    assert caught.value.do.startswith("check the export")
 
 
 def test_nan_of_the_reference_alone_fails_as_a_class_of_its_own(tmp_path: Path, flash_trt: Command) -> None:

@@ -196,6 +196,23 @@ def test_a_file_without_function_bodies_needs_the_cpu_library(
     assert "--no-fallback" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [("run", "--on", "cpu"), ("bench", "--seconds", "0.001")], ids=lambda c: c[0])
+def test_kernels_that_the_environment_names_in_vain_are_refused_by_the_variables_name(
+    tmp_path: Path,
+    flash_trt: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: tuple[str, ...],
+) -> None:
+    monkeypatch.setenv("FLASH_TRT_CPU_TARGET", "foo")
+    assert flash_trt(command[0], fused(tmp_path / "m.onnx"), *command[1:]) == EXIT_USAGE
+    told = capsys.readouterr().err
+    assert "where environment variable FLASH_TRT_CPU_TARGET" in told
+    assert "avx2, plain" in told
+    assert "do    name one of them, or leave the variable unset" in told
+    assert "--no-fallback" not in told
+
+
 @pytest.fixture
 def engine(rtx: object, tmp_path: Path, flash_trt: Command) -> Path:
     """An engine for sm80 with its sidecar."""
