@@ -18,10 +18,13 @@ namespace {
 
 constexpr char const* kPlugin = "libflash_attention_plugin.so";
 constexpr char const* kPluginVariable = "FLASH_TRT_PLUGIN";
+// TensorRT for RTX, and the name that its ONNX parser opens it by and ends the process without.
+constexpr char const* kRtx = "libtensorrt_rtx.so.1";
+constexpr char const* kRtxName = "libtensorrt_rtx.so";
 
 // By SONAME, so that the one that is loaded is found, wherever it came from.
-constexpr char const* kHosts[] = {"libnvinfer.so.11", "libnvinfer.so.10", "libtensorrt_rtx.so.1",
-                                  "libnvinfer_lean.so.11", "libnvinfer_lean.so.10"};
+constexpr char const* kHosts[] = {"libnvinfer.so.11", "libnvinfer.so.10", kRtx, "libnvinfer_lean.so.11",
+                                  "libnvinfer_lean.so.10"};
 constexpr int kHostCount = sizeof(kHosts) / sizeof(kHosts[0]);
 
 void say(std::string const& what, std::string const& where, std::string const& got, std::string const& need,
@@ -134,14 +137,24 @@ void loadInto(Host const& host, std::string const& plugin) {
 // --- finding both
 // --------------------------------------------------------------------------------------------------
 
-std::string pluginPath() {
-  if (char const* const chosen = std::getenv(kPluginVariable); chosen != nullptr && *chosen != '\0') {
-    return chosen;
-  }
+// The path of a library beside this one.
+std::string beside(char const* name) {
   Dl_info info{};
-  dladdr(reinterpret_cast<void const*>(&pluginPath), &info);
+  dladdr(reinterpret_cast<void const*>(&beside), &info);
   std::string const self = info.dli_fname == nullptr ? "" : info.dli_fname;
-  return self.substr(0, self.rfind('/') + 1) + kPlugin;
+  return self.substr(0, self.rfind('/') + 1) + name;
+}
+
+std::string pluginPath() {
+  char const* const chosen = std::getenv(kPluginVariable);
+  return chosen != nullptr && *chosen != '\0' ? chosen : beside(kPlugin);
+}
+
+// Gives TensorRT for RTX the name that its parser asks for, where the process has none of that name yet.
+void nameRtx() {
+  if (dlopen(kRtxName, RTLD_LAZY | RTLD_NOLOAD) == nullptr) {
+    dlopen(beside(kRtxName).c_str(), RTLD_LAZY);
+  }
 }
 
 // Loads the plugin into each TensorRT that dlopen finds with `flags`; returns how many it found.
@@ -151,6 +164,9 @@ int loadIntoAll(int flags, std::string const& plugin) {
     if (void* const library = dlopen(name, flags)) {
       Host const host = hostIn(library, name);
       if (host.registry != nullptr) {
+        if (std::strcmp(name, kRtx) == 0) {
+          nameRtx();
+        }
         loadInto(host, plugin);
         ++found;
       }

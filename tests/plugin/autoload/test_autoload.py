@@ -17,9 +17,11 @@ from pathlib import Path
 
 import pytest
 from plugin.autoload import lean_runtime
+from python.attention_models import fused
 
 from flash_export.op import INT_ATTRIBUTES, OPERATORS, Attributes
 from flash_export.requirements import pip_install
+from flash_trt import plan
 
 HERE = Path(__file__).parent
 OURS = len(OPERATORS)
@@ -122,6 +124,20 @@ def test_tensorrt_11s_own_bindings_load_the_plugin_and_make_every_operator(repo_
     assert seen["version"].startswith("11.4")
     assert seen["operators"] == dict.fromkeys(OPERATORS, "1")
     assert seen["made"] == {name: [name, "1", "flash_export"] for name in OPERATORS}
+
+
+def test_polygraphy_that_only_opens_it_builds_the_plugin_into_an_engine(autoload: Path, tmp_path: Path) -> None:
+    """TensorRT for RTX's parser ends the process at a plugin node where no library has the name that it asks for."""
+    if importlib.util.find_spec("tensorrt_rtx") is None:
+        pytest.skip(f"TensorRT for RTX is not installed: {pip_install('rtx')}")
+    model, engine = fused(tmp_path / "model.onnx", fallback=False), tmp_path / "model.engine"
+    command = [sys.executable, "-c", "from polygraphy.tools import main; main()"]
+    command += ["convert", str(model), "--convert-to", "trt", "-o", str(engine)]
+    command += ["--plugins", str(autoload), "--compute-capabilities", "8.9"]
+    environment = {**os.environ, "POLYGRAPHY_USE_TENSORRT_RTX": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert len(plan.plugin_records(engine.read_bytes())) == 1
 
 
 # --- wrong combinations -----------------------------------------------------------------------------------------------
