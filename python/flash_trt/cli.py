@@ -19,11 +19,12 @@ from flash_trt.attention import attention_rows
 from flash_trt.backends import BackendChoice
 from flash_trt.bench import BenchOptions, Setting, Timing
 from flash_trt.bench import bench as bench_step
-from flash_trt.build import BuildOptions, sidecar_path
+from flash_trt.build import BuildOptions
 from flash_trt.build import build as build_step
 from flash_trt.compare import CompareOptions
 from flash_trt.compare import compare as compare_step
 from flash_trt.compare_inputs import InputOptions
+from flash_trt.output import sidecar_path
 from flash_trt.run import Place, RunOptions, RunResult
 from flash_trt.run import run as run_step
 from flash_trt.triton import Device, TritonOptions
@@ -73,7 +74,11 @@ def build(
     ] = None,
     target: Annotated[
         list[str] | None,
-        typer.Option(metavar="SM,...", help=r"GPU generations to build for (RTX): sm80,sm89. \[default: the GPU here]"),
+        typer.Option(
+            metavar="SM,...",
+            help=r"GPU generations to build for (RTX): sm80,sm89. \[default: the GPU here; without one, all that "
+            r"the backend builds for]",
+        ),
     ] = None,
     embed_plugin: Annotated[
         bool, typer.Option("--embed-plugin", help="Put the plugin's library into the engine: one file runs alone.")
@@ -291,7 +296,9 @@ def triton(
     model: Annotated[Path, typer.Argument(help="An engine of TensorRT, or an ONNX file.", show_default=False)],
     name: Annotated[str | None, typer.Option(help=r"The model's name. \[default: the file's]")] = None,
     device: Annotated[Device, typer.Option(help="Where an ONNX file is served.")] = "gpu",
-    max_batch: Annotated[int, typer.Option(min=1, help="Largest batch of an ONNX file; an engine has its own.")] = 8,
+    max_batch: Annotated[
+        int | None, typer.Option(min=1, help=r"Largest batch. \[default: that of the shapes, 8 where there are none]")
+    ] = None,
     instances: Annotated[int, typer.Option(min=1, help="Copies of the model that serve at once.")] = 1,
     delay_us: Annotated[int, typer.Option(min=0, help="How long a request waits for others to batch with.")] = 100,
     shape: Annotated[

@@ -35,6 +35,9 @@ _TYPES = {
     onnx.TensorProto.BOOL: "TYPE_BOOL",
 }  # fmt: skip
 
+_BATCH = 8
+"""The largest batch where neither ``--max-batch`` nor shapes tell one."""
+
 Device = Literal["gpu", "cpu"]
 
 
@@ -46,7 +49,7 @@ class TritonOptions:
     model: Path
     name: str | None = None
     device: Device = "gpu"
-    max_batch: int = 8
+    max_batch: int | None = None
     instances: int = 1
     delay_us: int = 100
     shapes: tuple[str, ...] = ()
@@ -93,7 +96,7 @@ def triton(options: TritonOptions, talk: Talk) -> Repository:
     with talk.step("read", str(options.model)):
         is_engine = engine_file.is_engine(options.model)
         _require_no_shapes(options, is_engine)
-        served = _engine(options) if is_engine else _onnx(options, talk)
+        served = _engine(options, talk) if is_engine else _onnx(options, talk)
     with talk.step("write", str(folder)), tempfile.TemporaryDirectory(dir=options.repository, prefix=".") as scratch:
         made = Path(scratch) / name
         (made / "1").mkdir(parents=True)
@@ -130,7 +133,7 @@ def _require_free_name(name: str, folder: Path) -> None:
     check_output(folder)
 
 
-def _engine(options: TritonOptions) -> _Served:
+def _engine(options: TritonOptions, talk: Talk) -> _Served:
     engine = engine_file.read(options.model)
     if not options.trust_engine:
         engine_file.require_trust(engine)
@@ -162,8 +165,20 @@ def _engine(options: TritonOptions) -> _Served:
         inputs,
         outputs,
         libraries,
-        min(largest, default=options.max_batch),
+        _largest_batch(options, min(largest, default=None), talk),
     )
+
+
+def _largest_batch(options: TritonOptions, of_shapes: int | None, talk: Talk) -> int:
+    """``--max-batch`` within ``of_shapes``, the largest batch of the model's shapes; a warning tells of a limit."""
+    asked = options.max_batch
+    if of_shapes is None:
+        return asked or _BATCH
+    if asked is not None and asked > of_shapes:
+        talk.warn(f"--max-batch {asked}: the shapes end at a batch of {of_shapes}, which is taken")
+    elif asked is not None and asked < of_shapes:
+        talk.warn(f"--max-batch {asked}: the shapes hold a batch of {of_shapes}, of which the server uses {asked}")
+    return min(asked or of_shapes, of_shapes)
 
 
 def _require_no_shapes(options: TritonOptions, is_engine: bool) -> None:
@@ -184,7 +199,8 @@ def _onnx(options: TritonOptions, talk: Talk) -> _Served:
         return _in_provider(options, file, weights, talk)
     libraries = (Path(cpu_operator.cpu_operator_path()),) if file.flash_nodes else ()
     files = {"model.onnx": options.model} | weights
-    return _Served("onnxruntime_onnx", files, file.inputs, file.output_tensors, libraries, options.max_batch)
+    batch = _largest_batch(options, None, talk)
+    return _Served("onnxruntime_onnx", files, file.inputs, file.output_tensors, libraries, batch)
 
 
 def _in_provider(options: TritonOptions, file: OnnxFile, weights: dict[str, Path | bytes], talk: Talk) -> _Served:
@@ -194,11 +210,11 @@ def _in_provider(options: TritonOptions, file: OnnxFile, weights: dict[str, Path
     if onnx.TensorProto.FLOAT16 in computed_in:
         parameters["precision_mode"] = "FP16"
         talk.warn("TensorRT 10 in ONNX Runtime may compute this model's float32 parts in float16; an engine does not")
-    batch = options.max_batch
+    largest: list[int] = []
     if options.shapes:
         profile = shapes.plan_profile(file.inputs, [shapes.parse(text) for text in options.shapes], file.dim_ranges)
         parameters |= profile.provider_parameters()
-        batch = min([batch, *(range_.largest[0] for range_ in profile.ranges if range_.largest)])
+        largest = [range_.largest[0] for range_ in profile.ranges if range_.largest]
     else:
         talk.warn("no --shape: ONNX Runtime builds an engine at the first request and again at every larger shape")
     return _Served(
@@ -207,7 +223,7 @@ def _in_provider(options: TritonOptions, file: OnnxFile, weights: dict[str, Path
         file.inputs,
         file.output_tensors,
         (_autoload(), plugin_library.find()),
-        batch,
+        _largest_batch(options, min(largest, default=None), talk),
         parameters,
     )
 

@@ -51,6 +51,16 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def test_the_help_says_what_is_built_for_with_a_gpu_and_without(
+    flash_trt: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert flash_trt("build", "--help") == EXIT_OK
+    assert "the GPU here; without one, all that the backend" in " ".join(
+        capsys.readouterr().out.replace("│", "").split()
+    )
+
+
 def test_one_engine_serves_four_generations_and_its_sidecar_tells_what_it_is(rtx: Backend, tmp_path: Path) -> None:
     model = fused(tmp_path / "m.onnx", dtype=HALF)
     engine = tmp_path / "out" / "m.engine"

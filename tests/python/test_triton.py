@@ -22,7 +22,7 @@ from google.protobuf import text_format
 from python.attention_models import BF16, FLOAT, HALF, HEAD_DIM, HEADS, flash_node, fused, unfused
 
 from flash_export.errors import EXIT_OK, EXIT_UNSAFE, EXIT_UNSUPPORTED, EXIT_USAGE
-from flash_trt.build import sidecar_path
+from flash_trt.output import sidecar_path
 
 Command = Callable[..., int]
 
@@ -111,6 +111,37 @@ def test_shapes_and_precision_of_an_onnx_file_go_to_the_provider(
         told = accelerator.parameters[f"trt_profile_{kind}_shapes"]
         assert told == f"query:{spelled},key:{spelled},value:{spelled}"
     assert config.max_batch_size == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "batch", "warned"),
+    [
+        ((), 16, None),
+        (("--max-batch", 16), 16, None),
+        (("--max-batch", 32), 16, "--max-batch 32: the shapes end at a batch of 16"),
+        (("--max-batch", 4), 4, "--max-batch 4: the shapes hold a batch of 16"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["onnx", "engine"])
+def test_the_largest_batch_is_that_of_the_shapes_and_a_limit_is_told(
+    schema: ModuleType,
+    tmp_path: Path,
+    flash_trt: Command,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    flags: tuple[object, ...],
+    batch: int,
+    warned: str | None,
+) -> None:
+    if kind == "onnx":
+        model = fused(tmp_path / "m.onnx")
+        flags += ("--shape", f"query:1x{HEADS}x1x{HEAD_DIM},4x{HEADS}x37x{HEAD_DIM},16x{HEADS}x131x{HEAD_DIM}")
+    else:
+        model = _engine(tmp_path / "m.engine", profile={"ids": {"min": [1, 1], "opt": [4, 37], "max": [16, 131]}})
+    assert flash_trt("triton", tmp_path / "r", model, *flags) == EXIT_OK
+    assert _config(schema, tmp_path / "r" / "m").max_batch_size == batch
+    told = " ".join(capsys.readouterr().err.split())
+    assert warned in told if warned else "--max-batch" not in told
 
 
 def test_shapes_are_refused_where_they_mean_nothing(tmp_path: Path, flash_trt: Command) -> None:
