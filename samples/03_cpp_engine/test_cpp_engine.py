@@ -90,6 +90,11 @@ def _run(program: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_without_tensorrt_the_build_says_what_to_give_it(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"need +include/NvInferRuntime.h.*\n.*-DTENSORRT_ROOT="):
+        built(tmp_path, tmp_path)
+
+
 def test_wrong_arguments_end_with_2_and_the_usage(program: Path) -> None:
     done = _run(program, "only one")
     assert done.returncode == 2
