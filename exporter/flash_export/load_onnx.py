@@ -23,7 +23,10 @@ import onnx.checker
 import onnx_ir as ir
 from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 
-from flash_export import contrib_schemas  # noqa: F401  (registers a schema)
+from flash_export import (
+    call_count,
+    contrib_schemas,  # noqa: F401  (registers a schema)
+)
 from flash_export.errors import UnsafeInput, UsageError
 
 
@@ -34,6 +37,9 @@ class Limits:
     file_bytes: int = 2**31 - 1
     """protobuf's own end."""
     nodes: int = 1_000_000
+    """As the file writes them, and with every call of a function written out."""
+    calls: int = 200
+    """How deep functions may call one another."""
     rank: int = 8
     dim: int = 2**31 - 1
 
@@ -59,6 +65,10 @@ def verify(path: Path, limits: Limits = LIMITS) -> None:
         count += len(graph.node)
         if count > limits.nodes:
             raise _unsafe(path, f"more than {limits.nodes} nodes", f"at most {limits.nodes}")
+    written = call_count.written_out(model)
+    if written.nodes > limits.nodes or written.deep > limits.calls:
+        got = f"{written.nodes} nodes, functions {written.deep} deep, once every call is written out"
+        raise _unsafe(path, got, f"at most {limits.nodes} nodes, {limits.calls} deep")
     for tensor in _tensors(model):
         _verify_tensor(tensor, path, limits)
     if not all(isinstance(text, str) for text in _texts(model)):

@@ -168,11 +168,8 @@ def _graphs(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
 
 def _nodes_everywhere(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Every node that is written down, functions and subgraphs included."""
-    pending = [list(proto.graph.node), *(list(function.node) for function in proto.functions)]
-    while pending:
-        for node in pending.pop():
-            yield node
-            pending += [list(graph.node) for attribute in node.attribute for graph in _graphs(attribute)]
+    for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
+        yield from call_count.all_nodes(nodes)
 
 
 def _flash_nodes(proto: onnx.ModelProto) -> Iterator[FlashNode]:

@@ -13,6 +13,7 @@ from python.attention_models import HEAD_DIM, HEADS, flash_node, fused
 
 from flash_export.errors import UnsafeInput, UsageError
 from flash_export.op import DOMAIN
+from flash_trt import onnx_file
 from flash_trt.onnx_file import read
 
 SHAPE = ["batch", HEADS, "seq", HEAD_DIM]
@@ -137,3 +138,26 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
 def test_weights_in_the_folder_are_listed(tmp_path: Path) -> None:
     (tmp_path / "w.data").write_bytes(bytes(HEAD_DIM * HEAD_DIM * 4))
     assert read(_with_external_weights(tmp_path / "m.onnx", "w.data")).external_files == [tmp_path / "w.data"]
+
+
+def test_calls_without_attention_in_them_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    levels, seen = 12, []
+    functions = [_block()]
+    for level in range(levels):
+        called = f"F{level + 1}" if level < levels - 1 else "Leaf"
+        nodes = [
+            helper.make_node(called, ["a"], ["t"], domain="mine"),
+            helper.make_node(called, ["t"], ["b"], domain="mine"),
+        ]
+        functions.append(helper.make_function("mine", f"F{level}", ["a"], ["b"], nodes, OPSETS))
+    leaf = [helper.make_node("Neg", ["a"], ["b"])]
+    functions.append(helper.make_function("mine", "Leaf", ["a"], ["b"], leaf, OPSETS))
+    calls = [
+        helper.make_node("F0", ["query"], ["half"], domain="mine"),
+        helper.make_node("Block", ["half", "key", "value"], ["output"], domain="mine"),
+    ]
+    path = _save(tmp_path / "m.onnx", calls, functions)
+    live = onnx_file._live
+    monkeypatch.setattr(onnx_file, "_live", lambda nodes, outputs: seen.append(nodes) or live(nodes, outputs))
+    assert len(read(path).flash_nodes) == 1
+    assert len(seen) == 2  # the graph and the block
