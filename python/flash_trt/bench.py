@@ -30,7 +30,7 @@ from flash_trt import bench_plot, engine_file, engine_load, gpu, onnx_file, ort
 from flash_trt.engine_load import LoadedEngine
 from flash_trt.engine_session import EngineSession
 from flash_trt.onnx_file import OnnxFile
-from flash_trt.output import check_outputs, write_atomically
+from flash_trt.output import check_outputs, files_read, write_atomically
 
 BENCH_SCHEMA = 1
 _LEAST_ROUNDS = 5
@@ -125,9 +125,9 @@ def bench(options: BenchOptions, talk: Talk) -> list[Setting]:
         UsageError: an unreadable file, a setting that does not fit, no ONNX file to draw inputs from.
         UnsafeInput, UnsupportedModel, MissingHere: a model cannot be run here; see ``engine_load`` and ``ort``.
     """
-    check_outputs((options.json, options.plot), options.models)
     with talk.step("read", ", ".join(map(str, options.models))):
         files = {path: onnx_file.read(path) for path in options.models if not engine_file.is_engine(path)}
+        check_outputs((options.json, options.plot), files_read([files.get(path, path) for path in options.models]))
         model = _model_to_draw_from(options, files)
         limits = next(iter(files.values())).dim_ranges
         settings = [_sizes(text, model, limits) for text in options.at or ("",)]

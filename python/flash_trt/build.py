@@ -24,7 +24,7 @@ from flash_export.talk import Talk
 from flash_trt import attention, backends, command_lines, gpu, onnx_file, plan, plugin_library, shapes
 from flash_trt.backends import Backend, BackendChoice, Progress
 from flash_trt.onnx_file import FlashNode, OnnxFile
-from flash_trt.output import check_outputs, write_atomically
+from flash_trt.output import check_outputs, files_read, sidecar_path, write_atomically
 from flash_trt.plugin_library import PluginLibrary, sha256_of
 
 SIDECAR_SCHEMA = 1
@@ -77,11 +77,6 @@ class Extras:
     timing_cache: bytes | None = None
 
 
-def sidecar_path(engine: Path) -> Path:
-    """Where the JSON about ``engine`` lies."""
-    return engine.with_name(engine.name + ".json")
-
-
 def build(options: BuildOptions, talk: Talk) -> dict[str, Any]:
     """Builds the engine, proves that every FlashAttention node is a plugin in it, and writes it with its sidecar.
 
@@ -94,10 +89,9 @@ def build(options: BuildOptions, talk: Talk) -> dict[str, Any]:
         MissingHere: no TensorRT, no plugin, or a node that the plugin does not serve.
     """
     outputs = (options.output, sidecar_path(options.output), options.timing_cache)
-    check_outputs(outputs, [options.model])
     with talk.step("read", str(options.model)):
         file = onnx_file.read(options.model)
-        check_outputs(outputs, file.external_files)
+        check_outputs(outputs, files_read([file]))
         given = [shapes.parse(text) for text in options.shapes]
         profile = shapes.plan_profile(file.inputs, given, file.dim_ranges)
         _require_flash_nodes(file, options.allow_none)

@@ -30,7 +30,7 @@ from flash_trt import engine_file, onnx_file, runners, tensor_files
 from flash_trt.compare_html import as_html, nearness
 from flash_trt.compare_inputs import InputOptions, plan_runs
 from flash_trt.onnx_file import OnnxFile
-from flash_trt.output import check_outputs, write_atomically
+from flash_trt.output import check_outputs, files_read, write_atomically
 from flash_trt.plugin_library import sha256_of
 from flash_trt.rounding import more_roundings
 from flash_trt.verdict import Outputs, OutputVerdict, RunOutputs, judge_runs
@@ -106,15 +106,16 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
             that hold no number to compare.
         UnsupportedModel, MissingHere, UnsafeInput: a side cannot be run here; see ``runners``.
     """
-    inputs = options.save_inputs / "inputs.npz" if options.save_inputs else None
-    check_outputs((options.json, options.html, inputs), (options.fused, options.reference))
     with talk.step("read", f"{options.fused} and {options.reference}"):
         reference = onnx_file.read(options.reference)
         fused = None if engine_file.is_engine(options.fused) else onnx_file.read(options.fused)
         _refuse_same_file(options)
+        read = files_read([fused or options.fused, reference], [options.inputs.values])
+        _check_outputs(options, read, runs=1)
     _warn_of_weak_comparisons(fused, reference, talk)
     with talk.step("draw", "inputs"):
         planned = plan_runs(options.inputs, reference, runners.limits_of(options.fused))
+        _check_outputs(options, read, runs=len(planned))
         if fused is None and options.inputs.values is not None:
             engine_file.require_shapes(engine_file.read(options.fused), planned[0][0].feeds)
     with contextlib.ExitStack() as stack:
@@ -134,6 +135,20 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
     talk.result(verdict_table(comparison))
     _require_passed(comparison, options)
     return comparison
+
+
+def _check_outputs(options: CompareOptions, read: Sequence[Path], *, runs: int) -> None:
+    """``check_outputs`` of everything that ``runs`` runs write."""
+    values, folder = options.inputs.values, options.save_inputs
+    if values and folder and values.resolve().parent == folder.resolve():
+        raise UsageError(
+            "saving the inputs would replace those of other runs",
+            where=f"--save-inputs {folder}",
+            got=f"the folder that --values {values} is read from",
+            need="another folder, or none: the values are saved already",
+            do="leave --save-inputs out",
+        )
+    check_outputs((options.json, options.html, *(_saved_as(options, run) for run in range(runs))), read)
 
 
 def _refuse_same_file(options: CompareOptions) -> None:

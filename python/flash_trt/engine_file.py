@@ -18,7 +18,8 @@ import numpy as np
 from flash_export.errors import MissingHere, UnsafeInput, UsageError
 from flash_trt import gpu, plan, shapes
 from flash_trt.backends import BackendName
-from flash_trt.build import SIDECAR_SCHEMA, sidecar_path
+from flash_trt.build import SIDECAR_SCHEMA
+from flash_trt.output import sidecar_path
 from flash_trt.plugin_library import PluginLibrary, sha256_of
 
 _MAGIC = (b"ftrt", b"ptrt", b"vtrt")

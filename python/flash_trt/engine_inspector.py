@@ -11,8 +11,7 @@ from typing import Any
 from flash_export.errors import UserError
 from flash_trt import engine_load, gpu
 from flash_trt.attention import Attention, from_layers
-from flash_trt.build import sidecar_path
-from flash_trt.output import write_atomically
+from flash_trt.output import sidecar_path, write_atomically
 
 
 def ask(path: Path, *, trusted: bool = False) -> dict[str, Any]:

@@ -12,14 +12,40 @@ from pathlib import Path
 
 from flash_export.errors import MissingHere, UsageError
 from flash_export.save import check_output, refuse_to_replace
+from flash_trt.onnx_file import OnnxFile
+
+
+def sidecar_path(engine: Path) -> Path:
+    """Where the JSON about ``engine`` lies."""
+    return engine.with_name(engine.name + ".json")
+
+
+def files_read(models: Iterable[OnnxFile | Path], others: Iterable[Path | None] = ()) -> list[Path]:
+    """Every file that a command reads.
+
+    Args:
+        models: ONNX files, read with the weights that they keep outside; engines by their paths, read with their
+            sidecars.
+        others: further files; None where the user gives none.
+    """
+    files = [path for path in others if path is not None]
+    for model in models:
+        if isinstance(model, OnnxFile):
+            # A linked model's weights lie beside what the link leads to.
+            linked = model.path.resolve().parent
+            weights = [path.relative_to(model.path.parent) for path in model.external_files]
+            files += [model.path, *model.external_files, *(linked / name for name in weights)]
+        else:
+            files += [model, sidecar_path(model)]
+    return files
 
 
 def check_outputs(written: Iterable[Path | None], read: Iterable[Path]) -> None:
-    """Raises unless every output can be created and none of them replaces a file that is read; call it first.
+    """Raises unless every output can be created and none of them replaces a file that is read; call it early.
 
     Args:
         written: where files will go; None where the user wants none.
-        read: the models, with what they keep outside.
+        read: as ``files_read`` gives them.
 
     Raises:
         UsageError: an output is a file that is read, another output, a folder or a device, or its folder cannot be

@@ -20,7 +20,7 @@ from flash_export.talk import Talk
 from flash_trt import engine_file, engine_load, onnx_file, ort, shapes, tensor_files
 from flash_trt.engine_session import EngineSession
 from flash_trt.onnx_file import OnnxFile
-from flash_trt.output import check_outputs
+from flash_trt.output import check_outputs, files_read
 
 Place = Literal["auto", "cpu", "cuda"]
 
@@ -58,7 +58,6 @@ def run(options: RunOptions, talk: Talk) -> RunResult:
     """
     if options.output:
         tensor_files.check_suffix(options.output)
-        check_outputs((options.output,), filter(None, (options.model, options.inputs)))
     is_engine = engine_file.is_engine(options.model)
     result = _run_engine(options, talk) if is_engine else _run_onnx(options, talk)
     if options.output:
@@ -69,6 +68,7 @@ def run(options: RunOptions, talk: Talk) -> RunResult:
 def _run_onnx(options: RunOptions, talk: Talk) -> RunResult:
     with talk.step("read", str(options.model)):
         file = onnx_file.read(options.model)
+        check_outputs((options.output,), files_read([file], [options.inputs]))
         model = ir.load(options.model, format="protobuf")
         feeds, drawn = _feeds(options, file, model, talk)
     with tempfile.TemporaryDirectory(prefix="flash-trt-") as folder:
@@ -82,6 +82,7 @@ def _run_onnx(options: RunOptions, talk: Talk) -> RunResult:
 
 
 def _run_engine(options: RunOptions, talk: Talk) -> RunResult:
+    check_outputs((options.output,), files_read([options.model], [options.inputs]))
     with talk.step("load", str(options.model)):
         session = EngineSession(
             engine_load.load(options.model, trusted=options.trust_engine), cuda_graph=options.cuda_graph

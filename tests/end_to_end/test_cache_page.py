@@ -17,8 +17,8 @@ from contract.reference import attention
 
 from flash_export import command
 from flash_export.errors import EXIT_OK
-from flash_trt.build import sidecar_path
 from flash_trt.cli import app
+from flash_trt.output import sidecar_path
 
 CAPACITY = 24
 

@@ -16,7 +16,8 @@ from python.attention_models import fused
 from flash_export.errors import EXIT_OK
 from flash_trt import command_lines
 from flash_trt.backends import Backend, BackendName
-from flash_trt.build import BuildOptions, sidecar_path
+from flash_trt.build import BuildOptions
+from flash_trt.output import sidecar_path
 from flash_trt.plugin_library import PluginLibrary
 from flash_trt.shapes import Profile, parse
 

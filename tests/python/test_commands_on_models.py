@@ -24,7 +24,7 @@ from flash_export import cli, command
 from flash_export.errors import EXIT_OK
 from flash_trt import polygraphy
 from flash_trt.backends import Backend
-from flash_trt.build import sidecar_path
+from flash_trt.output import sidecar_path
 from flash_trt.plan import plugin_records
 
 pytestmark = pytest.mark.xdist_group("commands_on_models")  # so that each model is exported once

@@ -14,8 +14,8 @@ import flash_export
 from flash_export.errors import EXIT_OK, EXIT_USAGE, UsageError
 from flash_trt import onnx_file, shapes, tensor_files
 from flash_trt.backends import Backend
-from flash_trt.build import sidecar_path
 from flash_trt.compare_inputs import InputOptions, plan_runs
+from flash_trt.output import sidecar_path
 
 POSITIONS, WIDTH, HEADS = 77, 32, 2
 RANGE = f"seq in 1..{POSITIONS}"

@@ -14,7 +14,7 @@ from python.attention_models import HEAD_DIM, HEADS, fused
 
 from flash_export.errors import EXIT_OK
 from flash_trt import engine_inspector, engine_load, gpu
-from flash_trt.build import sidecar_path
+from flash_trt.output import sidecar_path
 
 Command = Callable[..., int]
 LAYERS = [

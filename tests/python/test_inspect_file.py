@@ -15,7 +15,7 @@ from python.attention_models import FLOAT, HALF, HEAD_DIM, HEADS, SCALE, flash_n
 from flash_export.errors import EXIT_OK, EXIT_UNSUPPORTED, EXIT_USAGE
 from flash_trt import plan_program
 from flash_trt.backends import Backend
-from flash_trt.build import sidecar_path
+from flash_trt.output import sidecar_path
 
 Command = Callable[..., int]
 SHAPE = f"query:2x{HEADS}x131x{HEAD_DIM}"

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from python.attention_models import fused, unfused
 
-from flash_export.errors import EXIT_USAGE, MissingHere
+from flash_export.errors import EXIT_OK, EXIT_USAGE, MissingHere
 from flash_trt import output
 from flash_trt.output import write_atomically
 
@@ -80,11 +80,76 @@ def test_no_command_replaces_a_file_that_it_reads(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_no_engine_replaces_the_weights_of_its_model(tmp_path: Path, flash_trt: Callable[..., int]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("build", "m.onnx", "-o", "w.json", "--target", "sm80"),
+        ("build", "m.onnx", "-o", "w", "--target", "sm80"),  # its sidecar would be w.json
+        ("run", "m.onnx", "-o", "w.json"),
+        ("compare", "m.onnx", "other.onnx", "--json", "w.json"),
+        ("compare", "other.onnx", "m.onnx", "--html", "w.json"),
+        ("bench", "m.onnx", "other.onnx", "--json", "w.json"),
+        ("bench", "other.onnx", "m.onnx", "--plot", "w.json"),
+        ("bench", "link/m.onnx", "--plot", "w.json"),
+    ],
+    ids=" ".join,
+)
+def test_no_command_replaces_the_weights_of_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flash_trt: Callable[..., int], arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    unfused(tmp_path / "other.onnx")
     model = onnx.load(fused(tmp_path / "m.onnx"))
-    weight = onnx.numpy_helper.from_array(np.ones((64, 64), np.float32), "weight")
-    model.graph.initializer.append(weight)
-    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
-    before = (tmp_path / "m.data").read_bytes()
-    assert flash_trt("build", tmp_path / "m.onnx", "-o", tmp_path / "m.data", "--target", "sm80") == EXIT_USAGE
-    assert (tmp_path / "m.data").read_bytes() == before
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((64, 64), np.float32), "weight"))
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.json", size_threshold=0)
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "m.onnx").symlink_to(tmp_path / "m.onnx")
+    before = (tmp_path / "w.json").read_bytes()
+    assert flash_trt(*arguments) == EXIT_USAGE
+    assert (tmp_path / "w.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "m.engine", "-i", "in.npz", "-o", "m.engine.json", "--trust-engine"),
+        ("compare", "m.engine", "other.onnx", "--json", "m.engine.json", "--trust-engine"),
+        ("bench", "m.engine", "other.onnx", "--json", "m.engine.json", "--trust-engine"),
+    ],
+    ids=" ".join,
+)
+def test_no_command_replaces_the_sidecar_of_an_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flash_trt: Callable[..., int], arguments: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    unfused(tmp_path / "other.onnx")
+    np.savez(tmp_path / "in.npz", x=np.zeros(1))
+    (tmp_path / "m.engine").write_bytes(b"ftrt")
+    (tmp_path / "m.engine.json").write_text("{}")
+    assert flash_trt(*arguments) == EXIT_USAGE
+    assert "would replace the source" in capsys.readouterr().err
+    assert (tmp_path / "m.engine.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--values", "r/inputs-03.npz", "--json", "r/inputs-03.npz"),
+        ("--values", "r/inputs-03.npz", "--html", "r/inputs-03.npz"),
+        ("--values", "r/inputs-03.npz", "--save-inputs", "r"),
+        ("--json", "r/inputs-00.npz", "--save-inputs", "r"),
+        ("--html", "r/inputs-05.npz", "--save-inputs", "r"),
+    ],
+    ids=" ".join,
+)
+def test_no_comparison_replaces_inputs_that_it_reads_or_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flash_trt: Callable[..., int], flags: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    models = fused(tmp_path / "f.onnx"), unfused(tmp_path / "u.onnx")
+    assert flash_trt("compare", *models, "--save-inputs", "r") == EXIT_OK
+    before = {path.name: path.read_bytes() for path in (tmp_path / "r").iterdir()}
+    assert "inputs-05.npz" in before
+    assert flash_trt("compare", *models, *flags) == EXIT_USAGE
+    assert {path.name: path.read_bytes() for path in (tmp_path / "r").iterdir()} == before

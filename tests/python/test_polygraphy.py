@@ -16,7 +16,7 @@ from python.attention_models import HEAD_DIM, HEADS, SCALE, flash_node, fused, u
 
 from flash_export.errors import EXIT_MISSING, EXIT_OK, EXIT_USAGE
 from flash_trt import polygraphy
-from flash_trt.build import sidecar_path
+from flash_trt.output import sidecar_path
 from flash_trt.plan import plugin_records
 
 Command = Callable[..., int]

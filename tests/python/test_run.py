@@ -25,7 +25,7 @@ from python.attention_models import BF16, FLOAT, HALF, HEAD_DIM, HEADS, SCALE, f
 
 from flash_export.errors import EXIT_MISSING, EXIT_OK, EXIT_UNSAFE, EXIT_UNSUPPORTED, EXIT_USAGE, UsageError
 from flash_trt import engine_file, gpu, onnx_file, ort, session, tensor_files
-from flash_trt.build import sidecar_path
+from flash_trt.output import sidecar_path
 
 Command = Callable[..., int]
 NAMES = ("query", "key", "value")
