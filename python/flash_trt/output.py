@@ -31,10 +31,7 @@ def files_read(models: Iterable[OnnxFile | Path], others: Iterable[Path | None] 
     files = [path for path in others if path is not None]
     for model in models:
         if isinstance(model, OnnxFile):
-            # A linked model's weights lie beside what the link leads to.
-            linked = model.path.resolve().parent
-            weights = [path.relative_to(model.path.parent) for path in model.external_files]
-            files += [model.path, *model.external_files, *(linked / name for name in weights)]
+            files += [model.path, *model.external_files]
         else:
             files += [model, sidecar_path(model)]
     return files
