@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from flash_export import regular_file
 from flash_export.errors import MissingHere, UsageError
 from flash_export.options import Dim, Options
 from flash_export.requirements import pip_install
@@ -127,8 +128,7 @@ def file_kind(path: Path) -> FileKind:
         UsageError: missing, unreadable, empty, a broken zip, or of no kind we know.
     """
     try:
-        with path.open("rb") as file:
-            head = file.read(4096)
+        head = regular_file.head(path, 4096)
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from None
     if not head:
@@ -236,6 +236,7 @@ def read_json(path: Path, limit: int = 64 << 20) -> object:
         UsageError: missing, larger than the limit, or no JSON.
     """
     try:
+        regular_file.require(path)
         if path.stat().st_size > limit:
             raise _unreadable(path, f"{path.stat().st_size} bytes of JSON, limit {limit}")
         return json.loads(path.read_text("utf-8"))

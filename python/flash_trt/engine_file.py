@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from flash_export import regular_file
 from flash_export.errors import MissingHere, UnsafeInput, UsageError
 from flash_trt import gpu, plan, shapes
 from flash_trt.backends import BackendName
@@ -29,8 +30,7 @@ _MAGIC = (b"ftrt", b"ptrt", b"vtrt")
 def is_engine(path: Path) -> bool:
     """Whether ``path`` holds a TensorRT plan, told by its first bytes."""
     try:
-        with path.open("rb") as file:
-            return file.read(4) in _MAGIC
+        return regular_file.head(path, 4) in _MAGIC
     except OSError:
         return False  # reading it as ONNX says what is wrong
 
@@ -108,8 +108,9 @@ def read(path: Path) -> EngineFile:
             do="correct the path",
         )
     try:
-        sidecar = json.loads(sidecar_path(path).read_text())
-    except (OSError, ValueError):
+        regular_file.require(sidecar_path(path))
+        sidecar = json.loads(sidecar_path(path).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
         sidecar = {}
     return EngineFile(path, sidecar if isinstance(sidecar, dict) else {})
 

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from flash_export import dim_ranges
+from flash_export import dim_ranges, regular_file
 from flash_export.errors import UsageError
 from flash_export.op import FLOAT_ATTRIBUTES, INT_ATTRIBUTES
 from flash_trt import engine_file, engine_inspector, onnx_file, plan, plan_program, shapes
@@ -47,8 +47,7 @@ def inspect(path: Path, *, trusted: bool = False) -> dict[str, Any]:
 def _is_json(path: Path) -> bool:
     """Whether ``path`` begins as a sidecar does, an object of JSON; no ONNX file begins with a brace."""
     try:
-        with path.open("rb") as file:
-            return file.read(64).lstrip().startswith(b"{")
+        return regular_file.head(path, 64).lstrip().startswith(b"{")
     except OSError:
         return False  # reading it as ONNX says what is wrong
 

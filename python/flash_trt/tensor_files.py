@@ -20,6 +20,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from flash_export import regular_file
 from flash_export.errors import UsageError
 from flash_trt.output import write_atomically
 
@@ -42,6 +43,7 @@ def read(path: Path, dtypes: Mapping[str, np.dtype] | None = None) -> Tensors:
         UsageError: no such file, none of the three kinds, or a broken one. Pickled arrays are refused.
     """
     try:
+        regular_file.require(path)
         data = path.read_bytes()
         if data[:2] == b"PK":
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
