@@ -4,7 +4,7 @@
 Polygraphy's own ``--plugins`` only opens a library; the plugin needs the registry, and TensorRT for RTX a library name
 besides. This loads both and then hands every argument to Polygraphy's main.
 
-    python -m flash_trt.polygraphy run model.flash.onnx --trt --onnxrt
+    python -m flash_trt.polygraphy run model.flash.onnx --trt --onnxrt --input-shapes x:[2,128,64] --val-range x:[-3,3]
     python -m flash_trt.polygraphy plugin match model.onnx
 
 ``FLASH_TRT_BACKEND`` (auto, tensorrt, tensorrt-rtx) chooses the TensorRT.
@@ -18,22 +18,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from flash_export.errors import UsageError, UserError
-from flash_trt import backends, plugin_library, runners
+from flash_export.errors import MissingHere, UsageError, UserError
+from flash_trt import backends, gpu, plugin_library, polygraphy_matches, runners
 from flash_trt.backends import BackendChoice
 
 VARIABLE = "FLASH_TRT_BACKEND"
 PLUGINS = Path(__file__).with_name("polygraphy_plugins")
-"""What ``polygraphy plugin match`` reads: one folder with a ``pattern.py`` for each plugin."""
+"""What ``polygraphy plugin match`` reads: one folder with a ``pattern.py`` for each operator."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Loads TensorRT with the plugin, and runs Polygraphy on ``arguments``; returns its exit code.
 
     Raises:
-        UsageError: ``FLASH_TRT_BACKEND`` names no TensorRT.
-        MissingHere: no TensorRT, plugin or Polygraphy here.
+        UsageError: ``FLASH_TRT_BACKEND`` names no TensorRT, or a rewrite is asked for.
+        MissingHere: no TensorRT, plugin or Polygraphy here, or a run in TensorRT without a GPU.
     """
+    _refuse_early(arguments)
     choice = os.environ.get(VARIABLE, "auto")
     if choice not in get_args(BackendChoice):
         raise UsageError(
@@ -50,6 +51,23 @@ def main(arguments: Sequence[str]) -> int:
     from polygraphy.tools import main as polygraphy_main
 
     return int(polygraphy_main([*arguments, *_plugin_folder(arguments)]) or 0)
+
+
+def _refuse_early(arguments: Sequence[str]) -> None:
+    """Refuses what would end in another's words, and late: a rewrite, and a run in TensorRT where no GPU is."""
+    if not {"-h", "--help"}.isdisjoint(arguments):
+        return
+    if list(arguments[:2]) == ["plugin", "replace"]:
+        raise polygraphy_matches.refuse_to_replace()
+    only_written = any(word.startswith("--gen") for word in arguments)
+    if arguments[:1] == ["run"] and "--trt" in arguments and not only_written and not gpu.devices():
+        raise MissingHere(
+            "an engine cannot run here",
+            where="run --trt",
+            got="no GPU that NVIDIA's driver shows",
+            need="an NVIDIA GPU with its driver",
+            do="run it on a machine with one; here flash-trt compare checks the ONNX file, and convert --trt builds",
+        )
 
 
 def _plugin_folder(arguments: Sequence[str]) -> list[str]:

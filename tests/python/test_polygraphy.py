@@ -11,16 +11,32 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import onnx
+import onnx_graphsurgeon
+import pytest
 import yaml
+from onnx import helper
+from polygraphy.backend.common import invoke_from_script
 from python.attention_models import HEAD_DIM, HEADS, SCALE, flash_node, fused, unfused
 
-from flash_export.errors import EXIT_MISSING, EXIT_OK, EXIT_USAGE
-from flash_trt import polygraphy
+from flash_export.errors import EXIT_MISSING, EXIT_OK, EXIT_USAGE, MissingHere, UsageError
+from flash_export.op import ATTENTION_OPERATORS
+from flash_trt import polygraphy, polygraphy_matches
 from flash_trt.output import sidecar_path
 from flash_trt.plan import plugin_records
 
 Command = Callable[..., int]
 SHAPES = f"query:1x{HEADS}x1x{HEAD_DIM},2x{HEADS}x37x{HEAD_DIM},3x{HEADS}x131x{HEAD_DIM}"
+
+
+def _with_a_mask(path: Path) -> Path:
+    """The unfused attention, without a causal mask, plus an input ``bias`` on its scores."""
+    model = onnx.load(unfused(path, causal=False))
+    (scores,) = (node for node in model.graph.node if node.op_type == "Identity")
+    scores.CopyFrom(helper.make_node("Add", ["scaled", "bias"], ["scores"]))
+    model.graph.input.append(helper.make_tensor_value_info("bias", onnx.TensorProto.FLOAT, ["batch", 1, "seq", "seq"]))
+    onnx.save(model, path)
+    return path
 
 
 def _polygraphy(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -59,13 +75,68 @@ def test_match_lists_what_flash_export_fuses_with_its_attributes(tmp_path: Path)
     assert instance["attributes"]["scale"] == SCALE
 
 
-def test_replace_is_refused_since_it_would_rewrite_without_proof(tmp_path: Path) -> None:
+def test_match_names_the_operator_that_each_attention_becomes_and_its_inputs_alone(tmp_path: Path) -> None:
+    model = _with_a_mask(tmp_path / "m.onnx")
+    found = {
+        operator: polygraphy_matches.matches(onnx_graphsurgeon.import_onnx(onnx.load(model)), operator)
+        for operator in ATTENTION_OPERATORS
+    }
+    ((name, (instance,)),) = ((name, instances) for name, instances in found.items() if instances)
+    assert name == "FlashAttentionEx"
+    assert instance["attributes"]["has_bias"] == 1
+    assert instance["inputs"] == ["query", "key", "value", "bias"]
+    folders = {path.parent.name for path in polygraphy.PLUGINS.glob("*/pattern.py")}
+    assert folders == set(ATTENTION_OPERATORS)
+    for folder in folders:
+        script = str(polygraphy.PLUGINS / folder / "pattern.py")
+        assert invoke_from_script(script, "get_plugin_metadata") == {"name": folder, "op": folder}
+
+
+def test_a_value_that_only_a_proven_mask_reads_is_no_input(tmp_path: Path) -> None:
+    proto = onnx.load(unfused(tmp_path / "m.onnx"))
+    proto.graph.input.append(helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["seq"]))
+    (length,) = (node for node in proto.graph.node if node.op_type == "Shape")
+    length.CopyFrom(helper.make_node("Shape", ["ids"], ["length"]))
+    (instance,) = polygraphy_matches.matches(onnx_graphsurgeon.import_onnx(proto), "FlashAttention")
+    assert instance["inputs"] == ["query", "key", "value"]
+    assert instance["attributes"]["causal"] == 1
+
+
+@pytest.mark.parametrize("fallback", [True, False])
+def test_match_lists_no_node_that_a_file_has_already(tmp_path: Path, fallback: bool) -> None:
+    graph = onnx_graphsurgeon.import_onnx(onnx.load(fused(tmp_path / "m.onnx", fallback=fallback)))
+    assert [polygraphy_matches.matches(graph, operator) for operator in ATTENTION_OPERATORS] == [[], [], []]
+
+
+def test_polygraphys_own_match_takes_the_folder(tmp_path: Path) -> None:
+    found, main = tmp_path / "found.yaml", "from polygraphy.tools import main; import sys; sys.exit(main())"
+    words = ["plugin", "match", unfused(tmp_path / "m.onnx"), "--plugin-dir", polygraphy.PLUGINS, "-o", found]
+    ran = subprocess.run(
+        [sys.executable, "-c", main, *map(str, words)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert [plugin["op"] for plugin in yaml.safe_load_all(found.read_text())] == ["FlashAttention"]
+
+
+@pytest.mark.parametrize("with_config", [False, True])
+def test_replace_is_refused_since_it_would_rewrite_without_proof(tmp_path: Path, with_config: bool) -> None:
     found, model, output = tmp_path / "found.yaml", unfused(tmp_path / "m.onnx"), tmp_path / "out.onnx"
-    _polygraphy("plugin", "match", model, "-o", found)
-    ran = _polygraphy("plugin", "replace", model, "--config", found, "-o", output)
-    assert ran.returncode != 0
-    assert "flash-export MODEL.onnx" in ran.stderr
+    with pytest.raises(UsageError, match="does not fuse attention") as refused:
+        polygraphy.main(["plugin", "replace", str(model), *(["--config", str(found)] * with_config), "-o", str(output)])
+    assert refused.value.do == "flash-export MODEL.onnx"
     assert not output.exists()
+
+
+def test_a_run_in_tensorrt_without_a_gpu_is_refused_before_anything_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flash_trt.gpu.devices", list)
+    model = str(fused(tmp_path / "m.onnx"))
+    with pytest.raises(MissingHere, match="cannot run here"):
+        polygraphy.main(["run", model, "--trt", "--onnxrt"])
+    script = tmp_path / "script.py"
+    assert polygraphy.main(["run", model, "--trt", "--gen-script", str(script)]) == 0  # builds and runs nothing
+    assert script.is_file()
 
 
 def test_polygraphys_own_comparison_sees_a_wrong_scale_only_with_a_range(rtx: object, tmp_path: Path) -> None:
