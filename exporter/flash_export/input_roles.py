@@ -35,6 +35,9 @@ _INDEXED_BY = {
 }
 """Operator -> {operand that holds indices: operand that holds the table}."""
 
+_KNOWN = ("", "ai.onnx", CONTRIB_DOMAIN)
+"""The domains whose operators are what their names say."""
+
 _KEEPS_VALUES = {
     "Cast", "Clip", "Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Max", "Min",
     "Pad", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where",
@@ -167,6 +170,8 @@ def _step(
             actual[formal] = handed
         yield function.inputs[operand], offset
         return
+    if node.domain not in _KNOWN:
+        return  # of the same name, maybe, and anything else than that operator
     op = node.op_type
     table = _INDEXED_BY.get((node.domain, op), {}).get(operand)
     if table is not None:
@@ -174,19 +179,19 @@ def _step(
         evidence.limits.append(None if size is None else max(1, size - offset))
         return
     if op == "OneHot" and operand == 0:
-        depth = _constant(node.inputs[1])
+        depth = _constant(g.input_of(node, 1))
         evidence.limits.append(None if depth is None else int(depth))
         return
     if operand in _SIZE_OPERANDS.get(op, ()):
         evidence.size = True
-    elif op in _ORDERS and (positions := node.inputs[1 - operand]) is not None and _are_positions(positions):
+    elif op in _ORDERS and (positions := g.input_of(node, 1 - operand)) is not None and _are_positions(positions):
         evidence.spans.append(span_of_compared(positions, shapes).moved(-offset))
     elif op in _COMPARES or (op == "Where" and operand == 0) or (node.domain, op, operand) in _MASKS:
         evidence.compared = True
     elif _is_one_minus(node, operand):
         evidence.one_minus = True
     elif op in ("Add", "Sub"):
-        shift = _constant(node.inputs[1 - operand])
+        shift = _constant(g.input_of(node, 1 - operand))
         if shift is not None:
             yield node.outputs[0], offset + int(shift if op == "Add" else -shift)
     elif op in _KEEPS_VALUES:
@@ -204,7 +209,7 @@ def _are_positions(value: ir.Value) -> bool:
             return _counts_up(reached)
         if node.op_type not in _KEEPS_VALUES:
             return node.op_type == "Range"
-        reached = node.inputs[0]
+        reached = g.input_of(node, 0)
     return False
 
 
@@ -235,7 +240,7 @@ def _table_size(node: ir.Node, table: int, actual: dict[ir.Value, ir.Value | Non
     while value is not None and value.shape is None:
         producer = value.producer()
         if producer is not None and producer.op_type in ("Cast", "Identity", "DequantizeLinear"):
-            value = producer.inputs[0]
+            value = g.input_of(producer, 0)
         else:
             value = actual.get(value)
     shape = None if value is None else value.shape

@@ -59,7 +59,7 @@ def _comparison(literal: Literal, scores: Axes, region: Region) -> tuple[ir.Node
         node, expected = chain.values[0].producer(), chain.axes[0]
         if g.is_op(node, *_SWAPPED) and node is not None:
             return node, keep, expected
-        if node is None or node.inputs[0] is None or not g.is_op(node, "Not", "Cast"):
+        if node is None or not g.is_op(node, "Not", "Cast") or node.inputs[0] is None:
             return None
         if g.is_op(node, "Cast") and region.shapes.dtype(node.inputs[0]) != ir.DataType.BOOL:
             return None

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import onnx_ir as ir
 
+from flash_export import graph as g
 from flash_export.input_roles import read_roles
 
 _INPUT = "flash_export/nudge"
@@ -25,7 +26,7 @@ def add_nudge(model: ir.Model) -> ir.Model:
     nudged = model.clone()
     by = ir.Value(name=_INPUT, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(()))
     for node in list(nudged.graph):
-        table = node.inputs[0] if node.op_type == "Gather" else None
+        table = node.inputs[0] if g.is_op(node, "Gather") else None
         if table is None or not table.is_initializer() or table.dtype != ir.DataType.FLOAT:
             continue
         if table.shape is not None and len(table.shape) >= 2:

@@ -180,3 +180,21 @@ def test_a_batch_goes_on_by_one_step(tmp_path: Path) -> None:
     settings = {str(run["setting"]) for run in result.report["check"]["runs"]}  # type: ignore[index]
     assert "B=2 sequence_length=1 past_sequence_length=41 seed=3" in settings
     assert not result.report["check"]["warnings"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("operator", ["Less", "Add", "Sub", "OneHot", "Cast", "Range", "Where"])
+def test_an_operator_of_another_domain_says_nothing_by_its_name(operator: str) -> None:
+    """It has other operands than the standard's: what stands beside the input may not be there."""
+    node = onnx.helper.make_node(operator, ["n"], ["out"], domain="other")
+    inputs = [onnx.helper.make_tensor_value_info("n", onnx.TensorProto.INT64, ["B"])]
+    outputs = [onnx.helper.make_tensor_value_info("out", onnx.TensorProto.INT64, ["B"])]
+    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("other", 1)]
+    proto = onnx.helper.make_model(onnx.helper.make_graph([node], "g", inputs, outputs), opset_imports=opsets)
+    role = read_roles(ir.from_proto(proto))["n"]
+    assert (role.kind, role.limit, role.spans) == ("index", None, ())
+
+
+def test_positions_from_a_node_without_inputs_are_no_positions() -> None:
+    body = "p = other.Cast ()\n out = Less (n, p)\n"
+    text = f'<ir_version: 9, opset_import: ["" : 18, "other" : 1]>\nmain (int64[B] n) => (bool[B] out)\n{{\n{body}}}\n'
+    assert read_roles(ir.from_proto(onnx.parser.parse_model(text)))["n"].kind == "mask"

@@ -113,3 +113,16 @@ def test_lengths_of_the_queries_of_scores_that_stand_keys_first_stay_a_bias() ->
     proto = model(LENGTHS + body, inputs=INPUTS, constants=AXES)
     _, sites = fuse(proto)
     assert only(sites).attributes is None or only(sites).attributes.has_kv_lengths == 0  # type: ignore[union-attr]
+
+
+def test_a_mask_that_is_a_constant_node_is_read_as_any_other() -> None:
+    """The older exporter writes a mask that it has baked in as a Constant node, which has no inputs."""
+    rows = ", ".join(str(int(j % 3 == i % 2)) for i in range(6) for j in range(6))  # no band that other readers know
+    baked = f"m = Constant <value = bool[1, 1, 6, 6] {{{rows}}}> ()\n masked = Where (m, hidden, scaled)"
+    fixed = {"inputs": QKV.replace("S", "6").replace("T", "6"), "outputs": "float[B, 4, 6, 8] out"}
+    proto = model(PRODUCT + baked + "\n" + REST, **fixed)
+    fused, sites = fuse(proto)
+    assert only(sites).status == "fused", only(sites).reason
+    arrays = numbers({"B": 2, "S": 6, "T": 6})
+    right, got = (run(p.SerializeToString(), arrays)[0] for p in (proto, fused))
+    np.testing.assert_allclose(got, right, atol=2e-6, rtol=0)
