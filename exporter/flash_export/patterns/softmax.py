@@ -134,9 +134,10 @@ def _changed(value: ir.Value, node: ir.Node) -> Exception:
 
 
 def _product_below(node: ir.Node) -> bool:
-    queue, seen = [node], {node}
-    while queue and len(seen) < REACH:
+    queue, seen, rounding = [node], {node}, 0
+    while queue and len(seen) - rounding < REACH:
         current = queue.pop(0)
+        rounding += is_quantization(current)
         if is_product(current):
             return not any(g.is_weight(v) for v in current.inputs if v is not None)
         following = [n for v in current.outputs for n in users(v) if n not in seen]
@@ -157,7 +158,10 @@ def _product_above(value: ir.Value) -> bool:
             if not any(g.is_weight(v) for v in node.inputs if v is not None):
                 return True
             continue
-        if not g.is_op(node, "LayerNormalization", "BatchNormalization", "Conv", "Gemm", "Shape"):
+        if is_quantization(node):
+            seen -= 1  # a quantizer may round every tensor on the way, which makes the way no longer
+            queue[:0] = [v for v in node.inputs[:1] if v is not None]
+        elif not g.is_op(node, "LayerNormalization", "BatchNormalization", "Conv", "Gemm", "Shape"):
             queue.extend(v for v in node.inputs if v is not None)
     return False
 

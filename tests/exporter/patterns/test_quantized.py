@@ -146,3 +146,30 @@ def test_the_way_out_works_a_fused_file_can_be_quantized_and_its_node_stays(tmp_
         assert operators.count("DequantizeLinear") == 7  # x, three weights and what they make
         results.append(run(str(low), [x])[0])
     np.testing.assert_allclose(results[1], results[0], atol=3e-6, rtol=0)
+
+
+def test_attention_with_every_tensor_quantized_is_refused_not_overlooked() -> None:
+    """As a quantizer of all operators leaves it: a pair of Q and DQ, with scales of their own, behind every node."""
+
+    def chain(*lines: str) -> str:
+        body = ""
+        for line in lines:
+            name = line.partition(" = ")[0]
+            body += line.replace(name, f"{name}_exact", 1) + "\n" + rounded(f"{name}_exact", name)
+        return body
+
+    head = "kt4 = Transpose <perm = [0, 1, 3, 2]> (k)"
+    scores = ("scores = MatMul (q, kt4)", "scaled = Mul (scores, scale)", "masked = Where (m, hidden, scaled)")
+    inputs = graphs.QKV + ", bool[S, T] m"
+    after = "".join(f"more{i} = Add ({'masked' if not i else f'more{i - 1}'}, zero)\n" for i in range(4))
+    body = (
+        chain(head, *scores, *after.splitlines(), "probs = Softmax <axis = -1> (more3)") + "out = MatMul (probs, v)\n"
+    )
+    proto = model(body, inputs=inputs, constants=SPLIT)
+    assert code(proto) == "quantized"
+    assert fuse(proto)[0].graph.node == ir.to_proto(ir.from_proto(proto)).graph.node
+
+
+def test_a_quantized_softmax_of_a_classifier_stays_no_attention() -> None:
+    body = "h = Add (q, zero)\n" + rounded("h", "hr") + "probs = Softmax <axis = -1> (hr)\n" + rounded("probs", "out")
+    assert code(model(body, inputs="float[B, 4, S, 8] q", constants=SPLIT)) == "not_attention"
