@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
-from flash_export import regular_file
+from flash_export import npz, regular_file
 from flash_export.draw import Drawn, concrete_shape, dynamic_dims, sizes_to_try
 from flash_export.errors import UsageError
 from flash_export.extent import Extent
@@ -114,9 +113,8 @@ def read_values(model: ir.Model, path: Path) -> dict[str, np.ndarray]:
     needed = fed_inputs(model)
     try:
         regular_file.require(path)
-        with np.load(path, allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:  # TypeError: a lone .npy array
+        found = npz.loads(path.read_bytes())
+    except (OSError, npz.Broken) as error:
         raise UsageError(
             "cannot read the values for the check",
             where=f"--values {path}",

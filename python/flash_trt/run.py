@@ -57,7 +57,7 @@ def run(options: RunOptions, talk: Talk) -> RunResult:
         UnsafeInput, UnsupportedModel, MissingHere: it cannot be run here; see ``runners`` and ``ort``.
     """
     if options.output:
-        tensor_files.check_suffix(options.output)
+        tensor_files.check(options.output)
     is_engine = engine_file.is_engine(options.model)
     result = _run_engine(options, talk) if is_engine else _run_onnx(options, talk)
     if options.output:
@@ -69,6 +69,8 @@ def _run_onnx(options: RunOptions, talk: Talk) -> RunResult:
     with talk.step("read", str(options.model)):
         file = onnx_file.read(options.model)
         check_outputs((options.output,), files_read([file], [options.inputs]))
+        if options.output:
+            tensor_files.check(options.output, file.outputs)
         model = ir.load(options.model, format="protobuf")
         feeds, drawn = _feeds(options, file, model, talk)
     with tempfile.TemporaryDirectory(prefix="flash-trt-") as folder:

@@ -7,11 +7,9 @@ that JSON lacks is the string ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +18,22 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from flash_export import regular_file
+from flash_export import npz, regular_file
 from flash_export.errors import UsageError
 from flash_trt.output import write_atomically
 
 Tensors = dict[str, np.ndarray]
 
 _SUFFIXES = (".npz", ".safetensors", ".json")
+_METADATA = "__metadata__"
 _SAFETENSORS = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
-    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_,
+    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
+    "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2,
 }  # fmt: skip
+_DTYPES: dict[str, np.dtype] = {np.dtype(kind).name: np.dtype(kind) for kind in _SAFETENSORS.values()}
+"""What all three kinds of file hold, by name."""
 
 
 def read(path: Path, dtypes: Mapping[str, np.dtype] | None = None) -> Tensors:
@@ -46,15 +49,15 @@ def read(path: Path, dtypes: Mapping[str, np.dtype] | None = None) -> Tensors:
         regular_file.require(path)
         data = path.read_bytes()
         if data[:2] == b"PK":
-            with np.load(io.BytesIO(data), allow_pickle=False) as file:
-                return {name: file[name] for name in file.files}
-        if data[8:9] == b"{":
+            return npz.loads(data)
+        # The length of a header, where a JSON file has text: a number far beyond any file's length.
+        if data[8:9] == b"{" and int.from_bytes(data[:8], "little") <= len(data):
             return {name: _from_safetensors(tensor) for name, tensor in safetensors.deserialize(data)}
         return _from_json(data, dtypes or {})
     # A broken file makes each reader raise what it likes; UnicodeDecodeError and JSONDecodeError are ValueErrors.
     except (OSError, ValueError, TypeError, KeyError, EOFError, OverflowError, RecursionError) as error:
         raise _unreadable(path, error) from error
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, safetensors.SafetensorError) as error:
+    except safetensors.SafetensorError as error:
         raise _unreadable(path, error) from error
 
 
@@ -81,27 +84,38 @@ def _from_json(data: bytes, dtypes: Mapping[str, np.dtype]) -> Tensors:
     for name, value in document.items():
         if isinstance(value, dict):
             dtype = _dtype(value["dtype"])
-            tensors[name] = _array(value["data"], dtype).reshape(value["shape"])
+            tensors[name] = _array(name, value["data"], dtype).reshape(value["shape"])
         else:
-            tensors[name] = _array(value, dtypes.get(name))
+            tensors[name] = _array(name, value, dtypes.get(name))
     return tensors
 
 
-def _array(value: object, dtype: np.dtype | None) -> np.ndarray:
-    if dtype is None or dtype.kind in "biu":
-        return np.array(value, dtype)
-    return np.array(value, np.float64).astype(dtype)  # "NaN" becomes a number in float64 alone
+def _array(name: str, value: object, dtype: np.dtype | None) -> np.ndarray:
+    if dtype is not None and dtype.kind not in "biu":
+        return np.array(value, np.float64).astype(dtype)  # "NaN" becomes a number in float64 alone
+    array = np.array(value)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"{name!r} holds more than numbers, or larger ones than any type has")
+    if dtype is None:
+        return array
+    with np.errstate(invalid="ignore"):  # NaN to an integer, which the next line refuses
+        typed = array.astype(dtype)
+    if not np.array_equal(typed, array):
+        raise TypeError(f"{name!r} holds numbers that are none of {dtype}")
+    return typed
 
 
-def _dtype(name: str) -> np.dtype:
-    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+def _dtype(name: object) -> np.dtype:
+    if not isinstance(name, str) or name not in _DTYPES:  # NumPy would take a whole language of its own here
+        raise TypeError(f"dtype {name!r} is none of {', '.join(_DTYPES)}")
+    return _DTYPES[name]
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def check_suffix(path: Path) -> None:
-    """Refuses a file name whose suffix names no kind of file that ``write`` knows.
+def check(path: Path, names: Iterable[str] = ()) -> None:
+    """Refuses a suffix that names no kind of file that ``write`` knows, and names of tensors that the kind cannot hold.
 
     Raises:
         UsageError: as said.
@@ -114,31 +128,50 @@ def check_suffix(path: Path) -> None:
             need=f"one of {', '.join(_SUFFIXES)}",
             do="name the file accordingly",
         )
+    if path.suffix.lower() == ".safetensors" and _METADATA in names:
+        raise UsageError(
+            "safetensors has no tensor of this name",
+            where=str(path),
+            got=f"a tensor named {_METADATA}",
+            need="another name: the format keeps this one for itself",
+            do="write an .npz or a .json",
+        )
 
 
 def write(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Writes ``tensors`` in the kind that the suffix names; bfloat16 becomes float32 in an NPZ, which has none.
+    """Writes ``tensors`` in the kind that the suffix names; an NPZ has no bfloat16 or float8: they become float32.
 
     Raises:
-        UsageError: another suffix.
+        UsageError: another suffix, a name that the kind of file reserves, or a tensor that holds no numbers.
         MissingHere: the disk is full.
     """
-    check_suffix(path)
+    check(path, tensors)
+    _require_numbers(path, tensors)
     kind = path.suffix.lower()
     if kind == ".json":
         data = json.dumps({name: _as_json(array) for name, array in tensors.items()}).encode() + b"\n"
     elif kind == ".safetensors":
         data = safetensors.numpy.save({name: np.array(array, order="C") for name, array in tensors.items()})
     else:
-        buffer = io.BytesIO()
-        arrays: dict[str, Any] = {name: _without_bfloat16(array) for name, array in tensors.items()}
-        np.savez(buffer, **arrays)
-        data = buffer.getvalue()
+        data = npz.dumps({name: _in_numpy(array) for name, array in tensors.items()})
     write_atomically(path, data)
 
 
-def _without_bfloat16(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array
+def _require_numbers(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    for name, array in tensors.items():
+        if array.dtype.newbyteorder("=") not in _DTYPES.values():
+            raise UsageError(
+                "a tensor's type has no place in a tensor file",
+                where=f"tensor {name} for {path}",
+                got="text or objects" if array.dtype.kind in "OSU" else str(array.dtype),
+                need=f"one of {', '.join(_DTYPES)}",
+                do="take that output out of the model, or cast it to one of these types there",
+            )
+
+
+def _in_numpy(array: np.ndarray) -> np.ndarray:
+    """``array`` in a type of NumPy's own."""
+    return array if array.dtype.kind in "biuf" else array.astype(np.float32)
 
 
 def _as_json(array: np.ndarray) -> dict[str, Any]:

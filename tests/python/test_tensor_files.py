@@ -20,6 +20,10 @@ TENSORS = {
     "float64": np.array(1e300),
     "int64": np.array([-(2**62), 2**62 + 1]),
     "int8": np.zeros((2, 0, 3), np.int8),
+    "uint16": np.array([[0, 65535]], np.uint16),
+    "uint64": np.array([2**64 - 1], np.uint64),
+    "float8_e4m3fn": np.array([448.0, 0.015625], ml_dtypes.float8_e4m3fn),
+    "transposed": np.arange(6, dtype=np.float32).reshape(2, 3).T,
     "bool": np.array([True, False]),
 }
 
@@ -30,7 +34,7 @@ def test_a_tensor_comes_back_as_it_was(tmp_path: Path, suffix: str, name: str) -
     written = TENSORS[name]
     tensor_files.write(tmp_path / f"file{suffix}", {name: written})
     read = tensor_files.read(tmp_path / f"file{suffix}")[name]
-    if suffix == ".npz" and name == "bfloat16":  # NPZ has none
+    if suffix == ".npz" and name in ("bfloat16", "float8_e4m3fn"):  # NPZ has neither
         written = written.astype(np.float32)
     assert read.dtype == written.dtype
     assert read.shape == written.shape
@@ -60,6 +64,12 @@ BROKEN = {
     "unknown dtype": b'{"x": {"dtype": "float7", "shape": [1], "data": [1]}}',
     "no data": b'{"x": {"dtype": "float32", "shape": [1]}}',
     "wrong shape": b'{"x": {"dtype": "float32", "shape": [3], "data": [1]}}',
+    "a dtype that is code": b'{"x": {"dtype": "(2,", "shape": [1], "data": [1]}}',
+    "an object": b'{"x": {"dtype": "object", "shape": [], "data": 1}}',
+    "half an integer": b'{"x": {"dtype": "int64", "shape": [1], "data": [1.5]}}',
+    "an int8 of 300": b'{"x": {"dtype": "int8", "shape": [1], "data": [300]}}',
+    "NaN as an integer": b'{"x": {"dtype": "int64", "shape": [1], "data": [NaN]}}',
+    "null": b'{"x": null}',
     "deep": b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "not a zip": b"PK\x03\x04 no zip",
     "safetensors cut short": b"\xff\x00\x00\x00\x00\x00\x00\x00{}",
@@ -71,6 +81,39 @@ def test_a_broken_file_is_refused(tmp_path: Path, what: str) -> None:
     (tmp_path / "x").write_bytes(BROKEN[what])
     with pytest.raises(UsageError, match="cannot be read"):
         tensor_files.read(tmp_path / "x")
+
+
+def test_integers_by_hand_must_be_integers(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"ids": [1.5]}')
+    with pytest.raises(UsageError, match="none of int64"):
+        tensor_files.read(tmp_path / "x.json", {"ids": np.dtype(np.int64)})
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".json"])
+@pytest.mark.parametrize("name", ["allow_pickle", "file", "args", "a/b", "x.npy", "é\U0001f600", "x:0"])
+def test_no_name_of_a_tensor_is_lost(tmp_path: Path, suffix: str, name: str) -> None:
+    tensors = {name: np.arange(3.0), "x": np.arange(2.0)}
+    tensor_files.write(tmp_path / f"file{suffix}", tensors)
+    read = tensor_files.read(tmp_path / f"file{suffix}")
+    assert {name: array.tolist() for name, array in read.items()} == {name: [0, 1, 2], "x": [0, 1]}
+
+
+def test_the_name_that_safetensors_keeps_for_itself_is_refused(tmp_path: Path) -> None:
+    tensors = {"__metadata__": np.arange(3.0)}
+    with pytest.raises(UsageError, match="safetensors has no tensor of this name"):
+        tensor_files.write(tmp_path / "x.safetensors", tensors)
+    assert not list(tmp_path.iterdir())
+    for suffix in (".npz", ".json"):
+        tensor_files.write(tmp_path / f"x{suffix}", tensors)
+        assert tensor_files.read(tmp_path / f"x{suffix}").keys() == tensors.keys()
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".json"])
+@pytest.mark.parametrize("text", [np.array(["a"], object), np.array(["a"]), np.array([1j])], ids=["O", "U", "c"])
+def test_what_holds_no_numbers_is_not_written(tmp_path: Path, suffix: str, text: np.ndarray) -> None:
+    with pytest.raises(UsageError, match="has no place in a tensor file"):
+        tensor_files.write(tmp_path / f"x{suffix}", {"x": text})
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_pickled_array_is_refused(tmp_path: Path) -> None:
