@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from flash_export.find import find
 from flash_trt import plan_program
+from flash_trt.byte_sizes import spell_bytes
 from flash_trt.onnx_file import OnnxFile
 
 By = Literal["plugin", "tensorrt_fused", "unfused_chain", "not_told"]
@@ -21,6 +22,8 @@ WORDS: dict[By, str] = {
     "unfused_chain": "an unfused chain",
     "not_told": "not told by the plan",
 }
+
+_NO_SCRATCH = ", without scratch memory"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,12 +64,13 @@ def attention_rows(entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         mine = [entry for entry in entries if entry["by"] == by]
         if by != "plugin" and mine:
             named = [
-                entry["name"] + (f" ({entry['scratch_bytes'] / 2**20:.2f} MiB)" if entry["scratch_bytes"] else "")
+                entry["name"] + (f" ({spell_bytes(entry['scratch_bytes'])})" if entry["scratch_bytes"] else "")
                 for entry in mine
             ]
             words += f": {', '.join(named)}"
         elif known := [entry["scratch_bytes"] for entry in mine if entry["scratch_bytes"] is not None]:
-            words += f", with up to {max(known) / 2**20:.2f} MiB of scratch memory each"
+            largest = max(known)
+            words += f", with up to {spell_bytes(largest)} of scratch memory each" if largest else _NO_SCRATCH
         if mine:
             rows["attention" if not rows else f"attention ({by})"] = f"{len(mine)} by {words}"
     return rows

@@ -21,6 +21,7 @@ from flash_trt.bench import BenchOptions, Setting, Timing
 from flash_trt.bench import bench as bench_step
 from flash_trt.build import BuildOptions
 from flash_trt.build import build as build_step
+from flash_trt.byte_sizes import spell_bytes
 from flash_trt.compare import CompareOptions
 from flash_trt.compare import compare as compare_step
 from flash_trt.compare_inputs import InputOptions
@@ -119,13 +120,13 @@ def _build_table(options: BuildOptions, sidecar: dict[str, Any]) -> Table:
     counted = ", ".join(f"{operators.count(name)} {name}" for name in dict.fromkeys(operators)) or "none"
     scratch = sidecar["scratch_bytes"]
     rows = {
-        "engine": f"{options.output}  ({sidecar['engine']['bytes'] / 2**20:.1f} MiB)",
+        "engine": f"{options.output}  ({spell_bytes(sidecar['engine']['bytes'])})",
         "facts": str(sidecar_path(options.output)),
         "backend": f"{sidecar['backend']['name']} {sidecar['backend']['version']}",
         "targets": ", ".join(sidecar["targets"]) or _spell_gpu(sidecar["gpu"]),
-        "plugin layers": f"{counted}  (proven by {sidecar['plan_proof'] or 'nothing: no node'})",
+        "plugin layers": f"{counted}  (proven by {proof})" if (proof := sidecar["plan_proof"]) else counted,
         **attention_rows(sidecar["attention"]),
-        "scratch memory": "not told" if scratch is None else f"{scratch / 2**20:.2f} MiB at the largest shapes",
+        "scratch memory": "not told" if scratch is None else f"{spell_bytes(scratch)} at the largest shapes",
         "shapes": "  ".join(f"--shape {name}:{_spell(p)}" for name, p in sidecar["profile"].items()) or "static",
     }
     table = Table(show_header=False, box=None, pad_edge=False)

@@ -11,6 +11,7 @@ from typing import Any
 from flash_export.errors import UserError
 from flash_trt import engine_load, gpu
 from flash_trt.attention import Attention, from_layers
+from flash_trt.byte_sizes import spell_bytes
 from flash_trt.output import sidecar_path, write_atomically
 
 
@@ -60,5 +61,5 @@ def as_rows(told: dict[str, Any]) -> list[tuple[str, str]]:
     counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "none"
     rows = [("engine inspector", f"{len(told['layers'])} layers: {counted}")]
     if told["device_memory_bytes"] is not None:
-        rows.append(("memory of a context", f"{told['device_memory_bytes'] / 2**20:.2f} MiB"))
+        rows.append(("memory of a context", spell_bytes(told["device_memory_bytes"])))
     return rows

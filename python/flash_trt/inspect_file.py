@@ -16,6 +16,7 @@ from flash_export.errors import UsageError
 from flash_export.op import FLOAT_ATTRIBUTES, INT_ATTRIBUTES
 from flash_trt import engine_file, engine_inspector, onnx_file, plan, plan_program, shapes
 from flash_trt.attention import attention_rows
+from flash_trt.byte_sizes import spell_bytes
 from flash_trt.plugin_library import sha256_of
 
 
@@ -111,7 +112,7 @@ _PROOFS = {
 
 def as_lines(found: dict[str, Any]) -> list[str]:
     """The same as aligned ``name  value`` lines, one attention a line at the end."""
-    rows = [("file", f"{found['file']}  ({found['bytes'] / 2**20:.2f} MiB)"), ("sha256", found["sha256"])]
+    rows = [("file", f"{found['file']}  ({spell_bytes(found['bytes'])})"), ("sha256", found["sha256"])]
     rows += _engine_rows(found) if found["kind"] == "engine" else _onnx_rows(found)
     width = max(len(name) for name, _ in rows)
     return [f"{name:<{width}}  {value}" for name, value in rows]
@@ -137,7 +138,7 @@ def _facts(sidecar: dict[str, Any]) -> list[tuple[str, str]]:
     """What ``flash-trt build`` said at its end; a stranger's sidecar of another form says nothing."""
     rows = []
     if isinstance(scratch := sidecar.get("scratch_bytes"), int):
-        rows.append(("scratch memory", f"{scratch / 2**20:.2f} MiB at the largest shapes"))
+        rows.append(("scratch memory", f"{spell_bytes(scratch)} at the largest shapes"))
     if proof := _PROOFS.get(str(sidecar.get("plan_proof"))):
         rows.append(("proof", proof))
     try:
