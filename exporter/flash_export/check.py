@@ -244,7 +244,7 @@ def _raise_for_model(runs: Sequence[ModelRun]) -> None:
     worst, verdict = failed[0]
     if worst.against == "eager":
         what = "the exported model does not compute what the PyTorch model does"
-        do = "please report the model; --no-check writes the files unproven"
+        do = "do not use this export: PyTorch's exporter has changed the model before any fusion; please report it"
     else:
         what = "the fused model does not compute what the unfused one does, though every site alone does"
         do = "please report the model; --skip a site to narrow it down, --no-check writes the files unproven"

@@ -62,6 +62,8 @@ def arguments_of(module: torch.nn.Module, example_inputs: object, dynamic_shapes
         for axis in dims:
             if tensor.shape[axis] == 1:
                 tensor = torch.cat([tensor, tensor], axis)
+        # One tensor given twice would be one input to PyTorch, which traces by identity.
+        tensor = tensor.detach().clone()
         arguments.append(Argument(spec.name, tensor, dims))
     return tuple(arguments)
 

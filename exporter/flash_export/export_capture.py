@@ -147,7 +147,7 @@ def capture(loaded: Loaded, call: Call) -> Captured:
         UnsupportedModel: control flow that depends on data, a dynamic dimension that the model bakes in.
     """
     if loaded.program is not None:
-        return Captured(loaded.program, {})
+        return Captured(loaded.program, {}, _merged_inputs(loaded.program))
     assert loaded.module is not None
     dims = [dim for a in loaded.arguments for dim in a.dims.values() if not is_sum(dim)]
     ranges = {dim.name: (1 if dim.low is None else dim.low, dim.high) for dim in dims}
@@ -180,6 +180,25 @@ def capture(loaded: Loaded, call: Call) -> Captured:
             limits = {name: (low, high or MAX_DIM) for name, (low, high) in ranges.items()}
             return Captured(program, limits, notes, left_out)
     raise _uncapturable(RuntimeError("the ranges of the dynamic dimensions do not settle"), ranges)
+
+
+def _merged_inputs(program: torch.export.ExportedProgram) -> list[str]:
+    """A note where the program was captured with one tensor for several inputs, of which PyTorch then reads one."""
+    names = program.graph_signature.user_inputs
+    examples = pytree.tree_leaves(program.example_inputs)
+    if len(names) != len(examples):
+        return []
+    unread = {node.name for node in program.graph.nodes if node.op == "placeholder" and not node.users}
+    groups: dict[int, list[str]] = {}
+    for name, tensor in zip(names, examples, strict=True):
+        if isinstance(tensor, torch.Tensor):
+            groups.setdefault(id(tensor), []).append(str(name))
+    return [
+        f"the program was captured with one tensor for {', '.join(group)}, so it reads only "
+        f"{', '.join(n for n in group if n not in unread) or 'none of them'}: export it again with a clone for each"
+        for group in groups.values()
+        if len(group) > 1 and not unread.isdisjoint(group)
+    ]
 
 
 def _export(

@@ -249,3 +249,28 @@ def test_a_program_in_memory_keeps_the_names_of_its_dimensions_and_a_saved_one_h
         ["batch", "seq", "24"],
         ["x_dim0", "x_dim1", "24"],
     ]
+
+
+SAME = {
+    "positions": lambda x: [x, x, x],
+    "names": lambda x: {"q": x, "k": x, "v": x},
+    "views": lambda x: [x, x.view(x.shape), x[:]],
+}
+
+
+@pytest.mark.parametrize("how", SAME)
+def test_one_tensor_for_several_inputs_is_an_example_for_each(how: str) -> None:
+    x = torch.randn(2, 3, 7, 8)
+    module = Attention().eval()
+    result = flash_export.export(module, SAME[how](x), dynamic_shapes=[{2: "seq=1..64"}] * 3)
+    inputs = {name: standard_normal(2, 3, 11, 8, seed=seed) for seed, name in enumerate("qkv")}
+    eager = [module(*map(torch.from_numpy, inputs.values())).numpy()]
+    assert_as_good_as_eager(run(result.model, inputs), eager, in_float64(module, inputs))
+
+
+def test_a_program_that_has_one_tensor_for_several_inputs_is_warned_of() -> None:
+    x, y = torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 8)
+    program = torch.export.export(Attention().eval(), (x, y, y), strict=False)
+    (warning,) = flash_export.export(program).warnings
+    assert "one tensor for k, v, so it reads only v" in warning
+    assert flash_export.export(torch.export.export(Attention().eval(), (x, y, y.clone()), strict=False)).warnings == ()
