@@ -26,7 +26,7 @@ from flash_export import dim_ranges
 from flash_export.draw import draw_inputs, dynamic_dims
 from flash_export.errors import UsageError
 from flash_export.talk import Talk
-from flash_trt import bench_plot, engine_file, engine_load, gpu, onnx_file, ort
+from flash_trt import bench_plot, engine_file, engine_load, gpu, onnx_file, ort, shapes
 from flash_trt.engine_load import LoadedEngine
 from flash_trt.engine_session import EngineSession
 from flash_trt.onnx_file import OnnxFile
@@ -183,18 +183,20 @@ def _sizes(text: str, model: ir.Model, limits: Mapping[str, tuple[int, int]]) ->
     usual = {name: 1 if is_batch else 128 for name, is_batch in dynamic_dims(model).items()}
     range_of = {name: limits.get(name, (0, size)) for name, size in usual.items()}
     sizes = {name: min(max(size, range_of[name][0]), range_of[name][1]) for name, size in usual.items()}
+    given: set[str] = set()
     for part in filter(None, text.split(",")):
-        name, _, size = part.strip().partition("=")
-        if name not in sizes or not size.isdigit():
+        name, _, spelled = part.strip().partition("=")
+        size = shapes.size(spelled)
+        if name not in sizes or size is None or name in given:
             raise UsageError(
                 "a setting of the dynamic dims cannot be read",
                 where="--at",
-                got=repr(text),
-                need=f"DIM=SIZE,... of {', '.join(sizes) or 'no dim: this model is static'}",
+                got=repr(text)[:200],
+                need=f"DIM=SIZE,... once for each of {', '.join(sizes) or 'no dim: this model is static'}",
                 do="spell it like --at " + (",".join(f"{dim}={size}" for dim, size in sizes.items()) or "nothing"),
             )
-        low, high = limits.get(name, (0, int(size)))
-        if not low <= int(size) <= high:
+        low, high = limits.get(name, (0, size))
+        if not low <= size <= high:
             raise UsageError(
                 "a setting leaves the range in which the model works",
                 where="--at",
@@ -202,7 +204,8 @@ def _sizes(text: str, model: ir.Model, limits: Mapping[str, tuple[int, int]]) ->
                 need=f"{name} in {dim_ranges.spell((low, high))}, as the model was exported for",
                 do=f"keep {name} in that range, or export the model again for another one",
             )
-        sizes[name] = int(size)
+        sizes[name] = size
+        given.add(name)
     return sizes
 
 

@@ -97,10 +97,12 @@ def build(
     talk = Talk(quiet=quiet)
     options = BuildOptions(
         model=model,
-        output=output or model.with_suffix(".engine"),
+        output=output or model.parent / f"{model.stem}.engine",
         backend=backend,
         shapes=tuple(shape or ()),
-        targets=tuple(name.strip().lower() for names in target or () for name in names.split(",") if name.strip()),
+        targets=tuple(
+            dict.fromkeys(n.strip().lower() for names in target or () for n in names.split(",") if n.strip())
+        ),
         embed_plugin=embed_plugin,
         timing_cache=timing_cache,
         allow_none=allow_none,
@@ -163,7 +165,7 @@ def run(
     shape: Annotated[
         list[str] | None, typer.Option(metavar="NAME:DIMS", help="Shapes of drawn inputs: input_ids:4x512.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="What the drawn inputs depend on.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="What the drawn inputs depend on.")] = 0,
     trust_engine: Annotated[
         bool, typer.Option("--trust-engine", help="Load an engine without our sidecar. An engine is code.")
     ] = False,
@@ -208,7 +210,7 @@ def compare(
     values: Annotated[
         Path | None, typer.Option(metavar="FILE.npz", help="Compare on these inputs instead of drawn ones.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="What the drawn inputs depend on.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="What the drawn inputs depend on.")] = 0,
     repeats: Annotated[int, typer.Option(min=1, help="Sets of inputs for each setting of the dynamic dims.")] = 2,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Writes every verdict to FILE.")

@@ -17,7 +17,7 @@ from flash_trt.onnx_file import OnnxFile
 
 def sidecar_path(engine: Path) -> Path:
     """Where the JSON about ``engine`` lies."""
-    return engine.with_name(engine.name + ".json")
+    return engine.parent / f"{engine.name}.json"
 
 
 def files_read(models: Iterable[OnnxFile | Path], others: Iterable[Path | None] = ()) -> list[Path]:

@@ -17,6 +17,11 @@ _DEFAULT_BATCH = (1, 1, 8)
 _DEFAULT_LENGTH = (1, 128, 512)
 _DEFAULT_PAST = (0, 128, 512)
 
+LARGEST_DIM = 2**31 - 1
+"""TensorRT counts a tensor's dims in 32 bits."""
+
+_SHAPE = re.compile("[0-9]+(x[0-9]+)*")
+
 Dims = tuple[int, ...]
 _Triples = dict[str, tuple[int, int, int]]
 """A symbol, or an expression of symbols as the file spells it -> its smallest, usual and largest length."""
@@ -40,6 +45,12 @@ def spell(dims: Dims) -> str:
     return "x".join(map(str, dims))
 
 
+def size(text: str) -> int | None:
+    """The size of a dim that ``text`` spells in digits; None where it spells none, or one that no engine takes."""
+    number = int(text) if re.fullmatch("[0-9]{1,10}", text) else LARGEST_DIM + 1
+    return number if number <= LARGEST_DIM else None
+
+
 def parse(text: str) -> ShapeRange:
     """Reads ``NAME:MIN,OPT,MAX``; one shape alone stands for all three.
 
@@ -48,11 +59,14 @@ def parse(text: str) -> ShapeRange:
     """
     name, colon, shapes = text.rpartition(":")  # a name may hold colons itself, as TensorFlow's do
     spelled = shapes.split(",")
-    if not colon or not name or len(spelled) not in (1, 3) or not all(re.fullmatch(r"\d+(x\d+)*", s) for s in spelled):
+    if not colon or not name or len(spelled) not in (1, 3) or not all(_SHAPE.fullmatch(s) for s in spelled):
         raise _wrong(
             text, "NAME:MIN,OPT,MAX, each like 4x512", "spell it as trtexec does: --shape ids:1x1,4x512,8x4096"
         )
-    dims = [tuple(int(dim) for dim in shape.split("x")) for shape in spelled]
+    sizes = [[size(dim) for dim in shape.split("x")] for shape in spelled]
+    if any(dim is None for shape in sizes for dim in shape):
+        raise _wrong(text, f"dims of at most {LARGEST_DIM}", "give sizes that fit a machine's memory")
+    dims = [tuple(dim or 0 for dim in shape) for shape in sizes]
     smallest, usual, largest = dims if len(dims) == 3 else dims * 3
     if not len(smallest) == len(usual) == len(largest):
         raise _wrong(text, "three shapes of one rank", "give each of the three all dims")
@@ -62,7 +76,7 @@ def parse(text: str) -> ShapeRange:
 
 
 def _wrong(text: str, need: str, do: str) -> UsageError:
-    return UsageError("a shape cannot be read", where="--shape", got=repr(text), need=need, do=do)
+    return UsageError("a shape cannot be read", where="--shape", got=repr(text)[:200], need=need, do=do)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -98,12 +98,25 @@ def test_a_longer_sequence_takes_longer(pair: tuple[Path, Path]) -> None:
     assert long.timings[0].median_ms > 3 * short.timings[0].median_ms
 
 
-@pytest.mark.parametrize("at", ["batch", "batch=-1", "batch=x", "depth=3", "batch=1;seq=2"])
+@pytest.mark.parametrize(
+    "at",
+    [
+        "batch",
+        "batch=-1",
+        "batch=x",
+        "depth=3",
+        "batch=1;seq=2",
+        "batch=" + "9" * 5000,
+        "batch=²",
+        "seq=1,batch=2,seq=3",
+    ],
+    ids=lambda at: at[:20],
+)
 def test_a_setting_that_cannot_be_read_names_the_dims(
     flash_trt: Command, pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str], at: str
 ) -> None:
     assert flash_trt("bench", *pair, "--at", at) == EXIT_USAGE
-    assert "DIM=SIZE,... of batch, seq" in capsys.readouterr().err
+    assert "DIM=SIZE,... once for each of batch, seq" in capsys.readouterr().err
 
 
 def test_engines_alone_are_refused_since_no_inputs_can_be_drawn(
