@@ -323,7 +323,7 @@ def _sidecar(
         "model": {
             "file": str(file.path),
             "sha256": sha256_of(file.path),
-            "external": {path.name: sha256_of(path) for path in file.external_files},
+            "external": {name: sha256_of(path) for name, path in sorted(file.external.items())},
             "outputs": file.outputs,
         },
         "plugin": plugin and {"file": str(plugin.path), "sha256": plugin.sha256, "operators": plugin.operators},

@@ -81,8 +81,13 @@ class OnnxFile:
     @property
     def external_files(self) -> list[Path]:
         """The files that hold weights outside the ``.onnx``."""
+        return sorted(self.external.values())
+
+    @property
+    def external(self) -> dict[str, Path]:
+        """The same files by their paths as seen from the model's folder."""
         folder = self.path.parent
-        return sorted({folder / location for location in _external_locations(self.proto)})
+        return {str(Path(location)): folder / location for location in _external_locations(self.proto)}
 
 
 def read(path: Path) -> OnnxFile:

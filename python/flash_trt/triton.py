@@ -102,6 +102,7 @@ def triton(options: TritonOptions, talk: Talk) -> Repository:
         (made / "1").mkdir(parents=True)
         (made / "lib").mkdir()
         for target, source in served.files.items():
+            (made / "1" / target).parent.mkdir(parents=True, exist_ok=True)
             if isinstance(source, bytes):
                 (made / "1" / target).write_bytes(source)
             else:
@@ -194,13 +195,27 @@ def _require_no_shapes(options: TritonOptions, is_engine: bool) -> None:
 
 def _onnx(options: TritonOptions, talk: Talk) -> _Served:
     file = onnx_file.read(options.model)
-    weights: dict[str, Path | bytes] = {path.name: path for path in file.external_files}
+    weights: dict[str, Path | bytes] = {**file.external}
+    _require_free_names(file)
     if file.flash_nodes and options.device == "gpu":
         return _in_provider(options, file, weights, talk)
     libraries = (Path(cpu_operator.cpu_operator_path()),) if file.flash_nodes else ()
     files = {"model.onnx": options.model} | weights
     batch = _largest_batch(options, None, talk)
     return _Served("onnxruntime_onnx", files, file.inputs, file.output_tensors, libraries, batch)
+
+
+def _require_free_names(file: OnnxFile) -> None:
+    """Refuses weights that lie where the model itself goes."""
+    for name in file.external:
+        if Path(name).parts[0] == "model.onnx":
+            raise UsageError(
+                "the model's weights have the name that Triton knows a model by",
+                where=str(file.path),
+                got=f"external data in {name}",
+                need="another name than model.onnx, which the model gets",
+                do="save the model again with onnx.save(..., save_as_external_data=True, location='model.weights')",
+            )
 
 
 def _in_provider(options: TritonOptions, file: OnnxFile, weights: dict[str, Path | bytes], talk: Talk) -> _Served:

@@ -9,7 +9,7 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -232,6 +232,38 @@ def test_weights_in_a_file_of_their_own_go_along(tmp_path: Path, flash_trt: Comm
     onnx.save(model, path, save_as_external_data=True, location="m.weights", size_threshold=10**4)
     assert flash_trt("triton", tmp_path / "r", path, "--device", "cpu") == EXIT_OK
     onnxruntime.InferenceSession(tmp_path / "r" / "m" / "1" / "model.onnx")
+
+
+def _saved_apart(path: Path, locations: Mapping[str, str]) -> Path:
+    """A model with one weight for each location, outside the file."""
+    model = onnx.load(fused(path))
+    for name, location in locations.items():
+        weight = onnx.numpy_helper.from_array(np.full(4, len(name), np.float32), name)
+        onnx.external_data_helper.set_external_data(weight, location)
+        (path.parent / location).parent.mkdir(exist_ok=True)
+        (path.parent / location).write_bytes(weight.raw_data)
+        weight.ClearField("raw_data")
+        model.graph.initializer.append(weight)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_weights_in_folders_stay_in_them(tmp_path: Path, flash_trt: Command, device: str) -> None:
+    path = _saved_apart(tmp_path / "m.onnx", {"w": "a/w.data", "ww": "b/w.data"})
+    assert flash_trt("triton", tmp_path / "repository", path, "--device", device) == EXIT_OK
+    served = onnx.load(tmp_path / "repository" / "m" / "1" / "model.onnx")
+    values = {tensor.name: onnx.numpy_helper.to_array(tensor).tolist() for tensor in served.graph.initializer}
+    assert values == {"w": [1] * 4, "ww": [2] * 4}
+
+
+def test_weights_named_as_the_model_is_served_are_refused(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _saved_apart(tmp_path / "m.onnx", {"w": "model.onnx"})
+    assert flash_trt("triton", tmp_path / "repository", path, "--device", "cpu") == EXIT_USAGE
+    assert "external data in model.onnx" in capsys.readouterr().err
+    assert not (tmp_path / "repository" / "m").exists()
 
 
 def test_weights_in_a_file_of_their_own_go_along_to_the_provider_too(tmp_path: Path, flash_trt: Command) -> None:
