@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from flash_export import pipeline
 from flash_export.load import Loaded
-from flash_export.options import DtypeName, InputSpec, Options
+from flash_export.options import DtypeName, InputSpec, ModelSpec, Options
 from flash_export.save import Saved
 from flash_export.save_weights import tensors_of
 from flash_export.sites import Site
@@ -64,12 +64,12 @@ def export(
     *,
     dynamic_shapes: Mapping[str, object] | Sequence[object] | None = None,
     output: PathLike | None = None,
-    model: str | None = None,
+    model: ModelSpec | None = None,
     dtype: DtypeName | None = None,
     opset: int | None = None,
     require_all: bool = False,
     allow_none: bool = False,
-    skip: Sequence[str] = (),
+    skip: str | Sequence[str] = (),
     check: bool = True,
     values: PathLike | None = None,
     fallback: bool = True,
@@ -88,7 +88,8 @@ def export(
             ``torch.export.Dim``; one name is one size everywhere. An axis without one is fixed.
         output: where the fused ``.onnx`` goes, its unfused twin and ``report.json`` beside it. None writes nothing.
         model, dtype, opset, require_all, allow_none, skip, values, fallback, trust_pickle, kv_cache, report: as the
-            flags of ``flash-export``; ``check=False`` is ``--no-check``, ``fallback=False`` is ``--no-fallback``.
+            flags of ``flash-export``; ``model`` may also be the callable itself, ``skip`` one name or several.
+            ``check=False`` is ``--no-check``, ``fallback=False`` is ``--no-fallback``.
 
     Raises:
         flash_export.errors.UserError: one of its kinds, as the command's exit codes.
@@ -101,7 +102,7 @@ def export(
         opset=opset,
         require_all=require_all,
         allow_none=allow_none,
-        skip=tuple(skip),
+        skip=(skip,) if isinstance(skip, str) else tuple(skip),
         check=check,
         values=None if values is None else Path(values),
         fallback=fallback,
@@ -127,7 +128,7 @@ def rewrite(
     output: PathLike | None = None,
     require_all: bool = False,
     allow_none: bool = False,
-    skip: Sequence[str] = (),
+    skip: str | Sequence[str] = (),
     check: bool = True,
     values: PathLike | None = None,
     fallback: bool = True,
@@ -148,7 +149,7 @@ def rewrite(
             output=None if output is None else Path(output),
             require_all=require_all,
             allow_none=allow_none,
-            skip=tuple(skip),
+            skip=(skip,) if isinstance(skip, str) else tuple(skip),
             check=check,
             values=None if values is None else Path(values),
             fallback=fallback,

@@ -98,6 +98,7 @@ def export(loaded: Loaded, options: Options, folder: Path) -> Exported:
     example = {str(v.name): export_capture.to_numpy(t) for v, t in zip(model.graph.inputs, call.tensors, strict=True)}
     reference = call.reference([str(v.name) for v in model.graph.inputs])
     export_lengths.refuse_fixed_lengths(path, reference, example, dims, traced=loaded.source_kind == "torchscript")
+    notes = [*loaded.notes, *notes]
     notes += export_lengths.take_back(path, reference, example, dims, left_out)
     return Exported(path, reference, example, dims, loaded.source_kind, notes)
 

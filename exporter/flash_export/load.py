@@ -57,7 +57,8 @@ class Loaded:
     """A source that is open. ``module`` (eval mode) with its ``arguments``, or ``program``, or neither for ONNX.
 
     ``by_position``: forward takes the arguments by their order alone. ``files`` are those the weights lie in, or that
-    say how to read them, where ``path`` is not all of it: no output may replace one.
+    say how to read them, where ``path`` is not all of it: no output may replace one. ``notes`` are what the user should
+    hear of.
     """
 
     path: Path
@@ -67,6 +68,7 @@ class Loaded:
     arguments: tuple[Argument, ...] = ()
     by_position: bool = False
     files: frozenset[Path] = frozenset()
+    notes: tuple[str, ...] = ()
 
 
 def load(options: Options) -> Loaded:

@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -19,14 +19,9 @@ import torch
 
 from flash_export import example
 from flash_export.errors import UnsafeInput, UsageError
+from flash_export.fit_weights import fill, some, unwrapped
 from flash_export.load import FileKind, Loaded
-from flash_export.options import Options
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-WRAPPERS = ("_orig_mod.", "module.")
-"""What torch.compile and DataParallel put before every name."""
+from flash_export.options import ModelSpec, Options
 
 
 def load_state_dict(options: Options, kind: FileKind) -> Loaded:
@@ -42,14 +37,15 @@ def load_state_dict(options: Options, kind: FileKind) -> Loaded:
         raise UsageError(
             "a state dict has weights and no model",
             where=str(path),
-            got=f"{len(weights)} tensors, {_some(weights)}",
+            got=f"{len(weights)} tensors, {some(weights)}",
             need="the function or class that builds the model they belong to",
             do="--model PKG.MOD:CALLABLE, for example --model mymodels.vit:build; it is called without arguments",
         )
-    module = build_model(options.model)
-    _fill(module, strip_wrappers(weights), path)
+    model = options.model
+    module = build_model(model)
+    notes = fill(module, weights, path, lambda: build_model(model))
     module = _finish(module, options)
-    return Loaded(path, "state_dict", module, arguments=example.arguments_for(module, options))
+    return Loaded(path, "state_dict", module, arguments=example.arguments_for(module, options), notes=notes)
 
 
 def load_pickled_module(options: Options) -> Loaded:
@@ -80,13 +76,35 @@ def load_pickled_module(options: Options) -> Loaded:
     return Loaded(path, "pickled_module", module, arguments=example.arguments_for(module, options))
 
 
-def build_model(spec: str) -> torch.nn.Module:
+def build_model(spec: ModelSpec) -> torch.nn.Module:
     """Imports ``PKG.MOD:CALLABLE``, the working folder on the path, and calls it without arguments.
+
+    A program may give the callable itself.
 
     Raises:
         UsageError: not of that form, not importable, not callable without arguments, or no module comes back.
     """
-    where = f"--model {spec}"
+    target: Any = spec
+    where = f"model={spec!r}"[:100]
+    if isinstance(spec, torch.nn.Module):
+        need = "the function that builds it: weights go into a module of their own"
+        raise _wrong_model("model", f"a {type(spec).__name__} that is built already", need)
+    if isinstance(spec, str):
+        where = f"--model {spec}"
+        target = _imported(spec, where)
+    if isinstance(target, torch.nn.Module):
+        return target
+    _check_callable(target, where)
+    try:
+        built = target()
+    except _ANYTHING as error:
+        raise _wrong_model(where, _raised(error), "a callable that builds the module without an error") from error
+    if not isinstance(built, torch.nn.Module):
+        raise _wrong_model(where, f"a {type(built).__name__}", "a callable that returns a torch.nn.Module")
+    return built
+
+
+def _imported(spec: str, where: str) -> Any:
     module_name, colon, attribute = spec.partition(":")
     if not colon or not all(part.isidentifier() for part in [*module_name.split("."), *attribute.split(".")]):
         raise _wrong_model(where, f"{spec!r}", "PKG.MOD:CALLABLE, for example mymodels.vit:build")
@@ -101,16 +119,7 @@ def build_model(spec: str) -> torch.nn.Module:
         if not hasattr(target, part):
             raise _wrong_model(where, f"no {part!r} in {target!r}", "a name that the module defines")
         target = getattr(target, part)
-    if isinstance(target, torch.nn.Module):
-        return target
-    _check_callable(target, where)
-    try:
-        built = target()
-    except _ANYTHING as error:
-        raise _wrong_model(where, _raised(error), "a callable that builds the module without an error") from error
-    if not isinstance(built, torch.nn.Module):
-        raise _wrong_model(where, f"a {type(built).__name__}", "a callable that returns a torch.nn.Module")
-    return built
+    return target
 
 
 _ANYTHING = (Exception, SystemExit)
@@ -146,50 +155,8 @@ def _wrong_model(where: str, got: str, need: str) -> UsageError:
     )
 
 
-def strip_wrappers(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights without the prefixes of torch.compile and DataParallel, where every name has them."""
-    stripped = dict(weights)
-    while stripped:
-        prefix = next((p for p in WRAPPERS if all(name.startswith(p) for name in stripped)), None)
-        if prefix is None:
-            break
-        stripped = {name[len(prefix) :]: tensor for name, tensor in stripped.items()}
-    return stripped
-
-
-def _fill(module: torch.nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
-    own = module.state_dict()
-    if weights.keys() != own.keys() and any(name.startswith(p) for name in own for p in WRAPPERS):
-        module = _unwrapped(module)
-        own = module.state_dict()
-    missing, unexpected = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
-    if missing or unexpected:
-        raise UsageError(
-            "the weights are not this model's",
-            where=str(path),
-            got=f"{len(missing)} missing ({_some(missing)}) and {len(unexpected)} unexpected ({_some(unexpected)})",
-            need=f"the {len(own)} tensors of {type(module).__name__}, by name",
-            do="check that --model builds the model these weights were saved from, with the same settings",
-        )
-    for name, tensor in own.items():
-        if tensor.shape != weights[name].shape:
-            raise UsageError(
-                "a weight has another shape than the model's",
-                where=f"{name} in {path}",
-                got=str(list(weights[name].shape)),
-                need=str(list(tensor.shape)),
-                do="check that --model builds the model these weights were saved from, with the same settings",
-            )
-    module.load_state_dict(weights, strict=True)
-
-
-def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    inner = getattr(module, "_orig_mod", None) or getattr(module, "module", None)
-    return _unwrapped(inner) if isinstance(inner, torch.nn.Module) else module
-
-
 def _finish(module: torch.nn.Module, options: Options) -> torch.nn.Module:
-    module = _unwrapped(module) if type(module).__name__ in ("OptimizedModule", "DataParallel") else module
+    module = unwrapped(module) if type(module).__name__ in ("OptimizedModule", "DataParallel") else module
     if options.dtype is not None:
         module = module.to(example.TORCH_DTYPES[options.dtype])
     return module.eval().requires_grad_(False)
@@ -239,7 +206,7 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
         raise UsageError(
             "the file holds no state dict",
             where=str(path),
-            got=f"a {type(found).__name__}" + (f" with keys {_some(found)}" if isinstance(found, dict) else ""),
+            got=f"a {type(found).__name__}" + (f" with keys {some(found)}" if isinstance(found, dict) else ""),
             need="names and tensors, as module.state_dict() gives them",
             do="torch.save(model.state_dict(), path)",
         )
@@ -266,8 +233,3 @@ def _unsafe_pickle(path: Path, error: pickle.UnpicklingError) -> UnsafeInput:
         do="save model.state_dict() and give --model, save with torch.export.save, or, for a whole module of your own, "
         "--trust-pickle without --model",
     )
-
-
-def _some(names: Any, count: int = 3) -> str:
-    shown = [str(name) for name in list(names)[:count]]
-    return (", ".join(shown) + (", ..." if len(names) > count else "")) or "none"

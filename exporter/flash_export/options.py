@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +29,10 @@ class InputSpec:
     dims: tuple[int | Dim, ...]
 
 
+ModelSpec = str | Callable[[], object]
+"""``--model``: ``PKG.MOD:CALLABLE``; from a program also the callable itself."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
     """The flags of ``flash-export``; see ``flash-export --help``.
@@ -38,7 +43,7 @@ class Options:
 
     source: Path
     output: Path | None = None
-    model: str | None = None
+    model: ModelSpec | None = None
     inputs: tuple[InputSpec, ...] = ()
     dtype: DtypeName | None = None
     opset: int | None = None

@@ -274,3 +274,12 @@ def test_a_program_that_has_one_tensor_for_several_inputs_is_warned_of() -> None
     (warning,) = flash_export.export(program).warnings
     assert "one tensor for k, v, so it reads only v" in warning
     assert flash_export.export(torch.export.export(Attention().eval(), (x, y, y.clone()), strict=False)).warnings == ()
+
+
+def test_skip_takes_one_name_or_several(tmp_path: Path) -> None:
+    path = small_models.write(small_models.ATTENTION, tmp_path / "in.onnx")
+    (site,) = flash_export.rewrite(path).fused
+    for skip in (site.name, [site.name]):
+        (left,) = flash_export.rewrite(path, skip=skip, check=False).refused
+        assert left.reason is not None
+        assert left.reason.code == "skipped"
