@@ -248,5 +248,5 @@ def _user_error(error: OSError, output: Path) -> UserError:
         where=str(output),
         got=f"{error.strerror}: {error.filename or output}",
         need="a file in a folder that can be written",
-        do="give another -o OUT.onnx",
+        do="give the output another path",
     )

@@ -130,7 +130,7 @@ def plan_profile(
                 "a shape is given for no input",
                 where="--shape",
                 got=str(range_),
-                need=f"one of {', '.join(by_name)}",
+                need=f"one of {', '.join(by_name)}" if by_name else "none: the model has no inputs",
                 do="correct the name; flash-trt spells inputs as the ONNX file does",
             )
         if len(same := [r for r in given if r.name == range_.name]) > 1:

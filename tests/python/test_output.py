@@ -129,6 +129,14 @@ def test_no_command_replaces_the_sidecar_of_an_engine(
     assert (tmp_path / "m.engine.json").read_text() == "{}"
 
 
+def test_an_output_that_cannot_be_created_is_told_without_another_flag(
+    tmp_path: Path, flash_trt: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = fused(tmp_path / "f.onnx"), unfused(tmp_path / "u.onnx")
+    assert flash_trt("compare", *models, "--json", tmp_path) == EXIT_USAGE
+    assert "do    give the output another path" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "flags",
     [

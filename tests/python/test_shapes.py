@@ -74,6 +74,12 @@ def test_a_length_with_which_the_model_does_not_work_is_refused(given: str) -> N
         plan_profile([IDS], [parse(given)], {"seq": (1, 77)})
 
 
+def test_a_shape_for_a_model_without_inputs_says_so() -> None:
+    with pytest.raises(UsageError) as refused:
+        plan_profile([], [parse("x:1x2")])
+    assert refused.value.need == "none: the model has no inputs"
+
+
 def test_a_static_input_needs_no_shape() -> None:
     assert plan_profile([FIXED], []).ranges == ()
     assert plan_profile([FIXED], []).trtexec_flags() == []
