@@ -78,9 +78,10 @@ class _Builder:
         """Emits the node of ``plan`` and hands its result to all who read the old output."""
         place = _producer(plan.output)
         prefix = plan.anchor.name or str(plan.anchor.outputs[0].name)
+        late = self._between(plan.anchor, place) if any(is_draft(value) for value in plan.sources) else set()
         for value in plan.sources:
-            # A draft reads what stands above the anchor, and others may read it from there on.
-            self._place_draft(value, plan.anchor, prefix)
+            # A draft stands above the anchor where it can, so that others may read it from there on.
+            self._place_draft(value, place if _reads(value, late) else plan.anchor, prefix)
         for old, new in plan.also:
             self._place_draft(new, _producer(old), prefix)
         inputs = [self._feed(f, place, prefix) for f in plan.operands]
@@ -148,6 +149,11 @@ class _Builder:
         """The graph's own constant in place of one that a draft reads."""
         assert constant.const_value is not None
         return self._constant(constant.const_value.numpy(), "constant")
+
+    def _between(self, first: ir.Node, last: ir.Node) -> set[ir.Node]:
+        """The nodes from ``first`` up to ``last``."""
+        nodes = list(self._graph)
+        return set(nodes[nodes.index(first) : nodes.index(last)])
 
     def _place_draft(self, value: ir.Value, place: ir.Node, prefix: str) -> None:
         """Puts the drafts that make ``value`` into the graph."""
@@ -255,6 +261,14 @@ class _Builder:
 
     def _unique_node(self, name: str) -> str:
         return _fresh(name, self._node_names)
+
+
+def _reads(draft: ir.Value, nodes: set[ir.Node]) -> bool:
+    """Whether a draft reads a result of one of ``nodes``, itself or through other drafts."""
+    producer = draft.producer()
+    if producer in nodes:
+        return True
+    return producer is not None and is_draft(draft) and any(_reads(v, nodes) for v in producer.inputs if v is not None)
 
 
 def _fresh(name: str, taken: set[str]) -> str:

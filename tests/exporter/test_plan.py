@@ -147,6 +147,18 @@ def test_an_operand_that_the_product_broadcasts_is_expanded(
     np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
 
 
+def test_a_value_that_is_expanded_may_be_made_after_the_softmax() -> None:
+    body = PLAIN.replace("out = MatMul (probs, v)", "late = Relu (v)\n out = MatMul (probs, late)")
+    assert "late" in body
+    inputs = "float[B, 4, S, 8] q, float[B, 4, T, 8] k, float[1, 4, T, 8] v"
+    proto = model(body, inputs=inputs)
+    fused, sites = fuse(proto)
+    assert only(sites).status == "fused"
+    q, k, v = numbers({"B": 3, "S": 5, "T": 7})
+    expected, got = both(proto, fused, [q, k, v[:1]])
+    np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
 def test_a_query_that_an_expand_gave_its_batch_needs_no_other() -> None:
     body = "qe = Expand (q, five)\n" + PLAIN.replace("(q,", "(qe,")
     constants = graphs.CONSTANTS + ", int64[4] five = {3, 1, 1, 1}"
