@@ -54,9 +54,15 @@ def roundoff(model: ir.Model) -> float:
 
 
 def infer_types(model: ir.Model) -> None:
-    """Every value has its type afterwards, as far as onnx can tell; many exporters write none."""
+    """Every value has its type afterwards, as far as onnx can tell; many exporters write none.
+
+    Shapes that outputs are declared with stay: onnx infers 0 for the keys of an ``Attention``'s second output.
+    """
     if any(value.dtype is None for value in _values(model)):
+        declared = [(value, value.shape) for value in model.graph.outputs]
         onnx_ir.passes.common.ShapeInferencePass(strict_mode=False)(model)
+        for value, shape in declared:
+            value.shape = shape or value.shape
 
 
 def to_float32(model: ir.Model) -> None:

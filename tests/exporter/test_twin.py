@@ -196,3 +196,18 @@ def test_weights_are_converted_when_they_are_read_and_the_original_is_untouched(
     assert isinstance(copy.graph.initializers["w"].const_value, ir.LazyTensor)
     assert original.graph.initializers["w"].dtype == ir.DataType.FLOAT16
     assert original.graph.inputs[0].dtype == ir.DataType.FLOAT16
+
+
+def test_an_output_keeps_the_shape_that_it_was_declared_with() -> None:
+    """onnx infers 0 keys for the scores that an Attention node gives out."""
+    typeless = model(
+        """
+        g (float[B,2,S,8] q, float[B,2,T,8] k, float[B,2,T,8] v) => (float[B,2,S,8] y, float[B,2,S,T] z)
+        { y0, , , z = Attention <qk_matmul_output_mode = 3> (q, k, v)
+          y = Identity (y0) }
+        """,
+        opset=23,
+    )
+    twin.infer_types(typeless)
+    shapes = {str(value.name): value.shape for value in typeless.graph.outputs}
+    assert shapes == {"y": ir.Shape(["B", 2, "S", 8]), "z": ir.Shape(["B", 2, "S", "T"])}
