@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m flash_export`` is ``flash-export``."""
 
-from flash_export.cli import main
+from flash_export import process
 
-main()
+
+def main() -> None:
+    """The console script."""
+    process.main("flash_export.cli")
+
+
+if __name__ == "__main__":
+    main()

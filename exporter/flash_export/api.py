@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import onnx_ir as ir
 
-from flash_export import pipeline
+from flash_export import interrupt, pipeline
 from flash_export.load import Loaded
 from flash_export.options import DtypeName, InputSpec, ModelSpec, Options
 from flash_export.save import Saved
@@ -167,7 +166,7 @@ def _as_file(model: ir.Model | onnx.ModelProto | PathLike) -> Iterator[tuple[Pat
     from flash_export.export import write
     from flash_export.load_onnx import verify
 
-    with tempfile.TemporaryDirectory(prefix="flash-export-") as folder:
+    with interrupt.temporary_folder("flash-export-") as folder:
         path = Path(folder, "model.onnx")
         if isinstance(model, ir.Model):
             write(model, path)
@@ -185,7 +184,7 @@ def _files_of(model: ir.Model | onnx.ModelProto) -> frozenset[Path]:
 
 def _run(options: Options, loaded: Loaded | None) -> Result:
     talk = Talk(silent=True)
-    with tempfile.TemporaryDirectory(prefix="flash-export-") as folder:
+    with interrupt.temporary_folder("flash-export-") as folder:
         wanted = options.output
         done = pipeline.run(dataclasses.replace(options, output=wanted or Path(folder, "model.onnx")), talk, loaded)
         assert done.saved is not None  # only a dry run saves nothing

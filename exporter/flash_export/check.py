@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
-from flash_export import twin
+from flash_export import interrupt, twin
 from flash_export.accept import finite_or_none
 from flash_export.boundary import Boundary, read_boundary
 from flash_export.check_model import Expected, ModelRun, run_fused, run_unfused
@@ -96,7 +95,7 @@ def check(
     tell("structure", 0, 1)
     check_structure(fused, unfused)
     tell("structure", 1, 1)
-    with tempfile.TemporaryDirectory(prefix="flash-export-check-") as name:
+    with interrupt.temporary_folder("flash-export-check-") as name:
         folder = Path(name)
         roundoff, plain, flash, in_float16 = _load(unfused, fused, sites)
         trials = plan_trials(

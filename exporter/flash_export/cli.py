@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flash_export import __version__, command, pipeline
+from flash_export import __version__, pipeline
 from flash_export.inputs import parse_inputs
 from flash_export.options import DtypeName, Options
 
@@ -151,12 +150,3 @@ def _flash_export(
     )
     pipeline.run(options)
     return 0
-
-
-def main() -> None:
-    """The console script."""
-    sys.exit(command.run(app))
-
-
-if __name__ == "__main__":
-    main()

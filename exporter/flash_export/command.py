@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outer edge of both commands: every way a command can end becomes its exit code and a readable message."""
+"""The outer edge of both commands: every way a command can end becomes its exit code and a readable message.
+
+Signals, and readers that leave, are ``process``'s.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
-import os
 import platform
 import sys
 import traceback
@@ -31,20 +34,18 @@ def run(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:
     name = typer.main.get_command(app).name or "flash-export"
     try:
         code = app(args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
+        print(end="", flush=True)  # here, where a full disk can still be told of
         return code if isinstance(code, int) else EXIT_OK
     except UserError as error:
         _say(f"error: {error}")
         return error.exit_code
     except typer.TyperException as error:  # what typer's own copy of click raises for a wrong flag
-        error.show(file=sys.stderr)  # type: ignore[attr-defined]
+        with contextlib.suppress(OSError):
+            error.show(file=sys.stderr)  # type: ignore[attr-defined]
         return error.exit_code
     except (typer.Abort, KeyboardInterrupt):
-        _say("interrupted; nothing was written")
+        _say("interrupted")
         return _INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has left (`| head`); what is still buffered has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return _our_bug()
@@ -65,4 +66,5 @@ def _our_bug() -> int:
 
 
 def _say(text: str) -> None:
-    print(printable(text), file=sys.stderr)
+    with contextlib.suppress(OSError):
+        print(printable(text), file=sys.stderr)

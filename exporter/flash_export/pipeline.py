@@ -11,13 +11,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
 
-from flash_export import dim_ranges, report, report_example
+from flash_export import dim_ranges, interrupt, report, report_example
 from flash_export.blame import blame
 from flash_export.check import NotProven, check
 from flash_export.check_model import CannotRunUnfused
@@ -57,7 +56,7 @@ def run(options: Options, talk: Talk | None = None, loaded: Loaded | None = None
     if not options.dry_run:
         for path in written_paths(output, options.report):
             check_output(path)
-    with tempfile.TemporaryDirectory(prefix="flash-export-") as folder:
+    with interrupt.temporary_folder("flash-export-") as folder:
         with talk.step("load", str(options.source)):
             loaded = loaded or load(options)
             if not options.dry_run:

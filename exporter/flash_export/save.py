@@ -23,6 +23,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from flash_export import interrupt
 from flash_export.errors import MissingHere, UsageError, UserError
 from flash_export.save_commit import WEIGHTS, commit, hidden_folder
 from flash_export.save_report import PAGE, REPORT, drop_kept, keep_others
@@ -77,7 +78,7 @@ class Staged:
         pages[REPORT] = json.dumps(report, indent=2, default=str).encode() + b"\n"
         staged_twin = [] if unfused == self.unfused else [self.unfused.name]
         staged_data = [] if self.data is None else [self.data.name]
-        with _as_user_errors(self.output), contextlib.ExitStack() as stack:
+        with interrupt.held(), _as_user_errors(self.output), contextlib.ExitStack() as stack:
             place.mkdir(parents=True, exist_ok=True)
             apart = place.resolve() != target.resolve()
             folder = stack.enter_context(hidden_folder(place / REPORT)) if apart else self.folder

@@ -18,6 +18,7 @@ import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from flash_export import interrupt
 from flash_export.errors import UsageError
 from flash_export.save_weights import write_synced
 
@@ -47,7 +48,8 @@ def hidden_folder(output: Path) -> Iterator[Path]:
     folder.mkdir()
     _running.add(folder)
     try:
-        yield folder
+        with interrupt.removed_on_signal(folder):
+            yield folder
     finally:
         _running.discard(folder)
         if not (folder / UNDO).exists():  # else not even the way back was open: it is for the next run
@@ -72,14 +74,15 @@ def commit(folder: Path, names: Iterable[str], unused: Iterable[str] = ()) -> No
     record = folder / f"{MARKER}.part"
     write_synced(record, json.dumps({"names": ordered, "unused": sorted(unused)}).encode())
     sync_folder(folder)
-    record.replace(folder / MARKER)
-    sync_folder(folder)
-    try:
-        _move_all(folder)
-    except BaseException:
-        (folder / MARKER).replace(folder / UNDO)
-        _move_back(folder)
-        raise
+    with interrupt.held(), interrupt.kept_on_signal(folder):
+        record.replace(folder / MARKER)
+        sync_folder(folder)
+        try:
+            _move_all(folder)
+        except BaseException:
+            (folder / MARKER).replace(folder / UNDO)
+            _move_back(folder)
+            raise
 
 
 def finish_interrupted(path: Path) -> None:

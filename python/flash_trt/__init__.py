@@ -1,8 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs models with FlashAttention nodes: TensorRT engines of them, and ONNX Runtime on a CPU."""
+"""Runs models with FlashAttention nodes: TensorRT engines of them, and ONNX Runtime on a CPU.
 
-from flash_trt.cpu_operator import cpu_operator_path, session
-from flash_trt.engine_session import EngineSession, open_engine
+What is here is imported when first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flash_trt.cpu_operator import cpu_operator_path, session
+    from flash_trt.engine_session import EngineSession, open_engine
 
 __all__ = ["EngineSession", "cpu_operator_path", "open_engine", "session"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    if name in ("cpu_operator_path", "session"):
+        from flash_trt import cpu_operator
+
+        return getattr(cpu_operator, name)
+    if name in ("EngineSession", "open_engine"):
+        from flash_trt import engine_session
+
+        return getattr(engine_session, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m flash_trt`` is ``flash-trt``."""
 
-from flash_trt.cli import main
+from flash_export import process
 
-main()
+
+def main() -> None:
+    """The console script."""
+    process.main("flash_trt.cli")
+
+
+if __name__ == "__main__":
+    main()

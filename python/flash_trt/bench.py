@@ -13,7 +13,6 @@ import json
 import math
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from flash_export import dim_ranges
+from flash_export import dim_ranges, interrupt
 from flash_export.draw import draw_inputs, dynamic_dims
 from flash_export.errors import UsageError
 from flash_export.talk import Talk
@@ -131,7 +130,7 @@ def bench(options: BenchOptions, talk: Talk) -> list[Setting]:
         model = _model_to_draw_from(options, files)
         limits = next(iter(files.values())).dim_ranges
         settings = [_sizes(text, model, limits) for text in options.at or ("",)]
-    with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory(prefix="flash-trt-") as folder:
+    with contextlib.ExitStack() as stack, interrupt.temporary_folder("flash-trt-") as folder:
         first = draw_inputs(model, settings[0])
         with talk.step("load", "every model with every implementation that is here"):
             contenders = [

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,6 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from flash_export import command
 from flash_export.talk import Talk, plain, printable
 from flash_trt import __version__, engine_inspector, environment, inspect_file
 from flash_trt.attention import attention_rows
@@ -343,12 +341,3 @@ def env(
     description = environment.describe()
     print(json.dumps(description, indent=2) if as_json else "\n".join(environment.as_lines(description)))
     return 0
-
-
-def main() -> None:
-    """The console script."""
-    sys.exit(command.run(app))
-
-
-if __name__ == "__main__":
-    main()

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 from rich.table import Table
 
-from flash_export import runtime, twin
+from flash_export import interrupt, runtime, twin
 from flash_export.check_model import FLOAT64_LIMIT_BYTES
 from flash_export.errors import NumbersDiffer, UsageError
 from flash_export.op import DOMAIN
@@ -203,7 +202,7 @@ class _Sides:
 
 @contextlib.contextmanager
 def _open_sides(options: CompareOptions, fused: OnnxFile | None) -> Iterator[_Sides]:
-    with tempfile.TemporaryDirectory(prefix="flash-trt-") as name, contextlib.ExitStack() as stack:
+    with interrupt.temporary_folder("flash-trt-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
 
         def opened(runner: Any) -> Any:

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from flash_export import interrupt
 from flash_export.errors import MissingHere, UsageError
 from flash_export.save import check_output, refuse_to_replace
 from flash_trt.onnx_file import OnnxFile
@@ -69,15 +68,14 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         MissingHere: the disk is full; what was at ``path`` is still there.
     """
-    temporary = None
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = Path(file.name)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
+        with interrupt.temporary_file(path.parent) as temporary:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.chmod(0o644)
+            temporary.replace(path)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -88,7 +86,3 @@ def write_atomically(path: Path, data: bytes) -> None:
             need="that much free space",
             do="free some space or choose another disk; nothing was changed",
         ) from error
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()

@@ -13,11 +13,10 @@ import atexit
 import ctypes
 import importlib
 import importlib.util
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
+from flash_export import interrupt
 from flash_export.errors import MissingHere
 from flash_trt import native
 
@@ -66,8 +65,9 @@ def _load_through_links(libraries: Path) -> None:
 
     The dynamic linker takes $ORIGIN from the path a library was first loaded by; the later import finds them loaded.
     """
-    links = Path(tempfile.mkdtemp(prefix="flash-trt-rtx-"))
-    atexit.register(shutil.rmtree, links, ignore_errors=True)
+    folder = interrupt.temporary_folder("flash-trt-rtx-")
+    links = Path(folder.__enter__())
+    atexit.register(folder.__exit__, None, None, None)
     (links / SHIM).symlink_to(libraries / f"{SHIM}.1")
     for library in sorted(libraries.glob("lib*.so.1")):
         (links / library.name).symlink_to(library)

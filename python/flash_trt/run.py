@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -12,7 +11,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from flash_export import twin
+from flash_export import interrupt, twin
 from flash_export.draw import draw_inputs, dynamic_dims
 from flash_export.errors import UsageError
 from flash_export.input_roles import fed_inputs
@@ -73,7 +72,7 @@ def _run_onnx(options: RunOptions, talk: Talk) -> RunResult:
             tensor_files.check(options.output, file.outputs)
         model = ir.load(options.model, format="protobuf")
         feeds, drawn = _feeds(options, file, model, talk)
-    with tempfile.TemporaryDirectory(prefix="flash-trt-") as folder:
+    with interrupt.temporary_folder("flash-trt-") as folder:
         with talk.step("load", str(options.model)):
             cuda = options.on == "cuda" or (options.on == "auto" and ort.has_cuda())
             library = bool(file.flash_nodes) and not (cuda or options.bodies) and ort.has_library()

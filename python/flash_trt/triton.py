@@ -14,13 +14,13 @@ import dataclasses
 import json
 import shlex
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import onnx
 
+from flash_export import interrupt
 from flash_export.errors import MissingHere, UnsupportedModel, UsageError
 from flash_export.save import check_output
 from flash_export.talk import Talk
@@ -97,7 +97,7 @@ def triton(options: TritonOptions, talk: Talk) -> Repository:
         is_engine = engine_file.is_engine(options.model)
         _require_no_shapes(options, is_engine)
         served = _engine(options, talk) if is_engine else _onnx(options, talk)
-    with talk.step("write", str(folder)), tempfile.TemporaryDirectory(dir=options.repository, prefix=".") as scratch:
+    with talk.step("write", str(folder)), interrupt.temporary_folder(".", options.repository) as scratch:
         made = Path(scratch) / name
         (made / "1").mkdir(parents=True)
         (made / "lib").mkdir()
