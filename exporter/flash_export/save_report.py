@@ -24,33 +24,45 @@ def is_report(path: Path) -> bool:
 
 
 def keep_others(folder: Path, output: Path) -> None:
-    """Gives the report in ``folder``, where it is of a model of another name than ``output``, that name as well.
+    """Gives the report in ``folder``, where it is of another model than ``output``, that one's name as well.
 
-    Nothing is moved or removed: a kill at any moment leaves what was there, with or without the second name.
+    Nothing is moved or removed: a kill at any moment leaves what was there, with or without the second name. A file of
+    that name that is no report of ours stays what it is.
 
     Raises:
         OSError: a file cannot be written.
     """
-    stem = _model_of(folder / REPORT)
-    if stem in (None, output.stem):
+    model = _model_of(folder / REPORT)
+    if model is None or _same(model, output):
+        return
+    kept = folder / f"{model.stem}.{REPORT}"
+    if kept.exists() and _model_of(kept) is None:
         return
     for name in (PAGE, REPORT):
         if (folder / name).is_file():
-            part = folder / f".{stem}.{name}.part"
+            part = folder / f".{model.stem}.{name}.part"
             write_synced(part, (folder / name).read_bytes())
-            part.replace(folder / f"{stem}.{name}")
+            part.replace(folder / f"{model.stem}.{name}")
 
 
 def drop_kept(folder: Path, output: Path) -> None:
     """Removes what was kept aside of ``output``'s own earlier report, now that ``report.json`` is its report again."""
+    model = _model_of(folder / f"{output.stem}.{REPORT}")
+    if model is None or not _same(model, output):
+        return
     for name in (REPORT, PAGE):
         with contextlib.suppress(OSError):
             (folder / f"{output.stem}.{name}").unlink(missing_ok=True)
 
 
-def _model_of(report: Path) -> str | None:
-    """The name, without its suffix, of the model that a report says it is of; None where there is no report of ours."""
+def _same(model: PurePath, output: Path) -> bool:
+    """Whether a report's path is ``output``; one that was written down from a folder nobody knows has but its name."""
+    return Path(model).resolve() == output.resolve() if model.is_absolute() else model.name == output.name
+
+
+def _model_of(report: Path) -> PurePath | None:
+    """The model that a report says it is of; None where there is no report of ours."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        stem = PurePath(json.loads(report.read_bytes())["output"]).stem
-        return stem if stem.strip(".") and stem.isprintable() else None
+        model = PurePath(json.loads(report.read_bytes())["output"])
+        return model if model.stem.strip(".") and str(model).isprintable() else None
     return None

@@ -44,6 +44,26 @@ def test_the_report_of_another_model_is_kept_under_its_name(tmp_path: Path, apar
     assert reports(place) == {"report.json": "a.onnx 2", "report.html": "a.onnx 2", **kept}
 
 
+def test_models_of_one_name_in_two_folders_both_keep_a_report(tmp_path: Path) -> None:
+    place = tmp_path / "reports"
+    for output in ("x/b.onnx", "y/b2.onnx", "y/b.onnx"):
+        publish(tmp_path / output, output, folder=place)
+    assert reports(place)["b.report.json"] == "b.onnx x/b.onnx"
+    assert reports(place)["b2.report.json"] == "b2.onnx y/b2.onnx"
+    assert reports(place)["report.json"] == "b.onnx y/b.onnx"
+
+
+def test_a_users_own_file_with_a_reports_name_stays(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "a.report.json").write_text('{"of": "mine"}')
+    (out / "a.report.html").write_text("mine")
+    for name in ("a", "b", "a"):
+        publish(out / f"{name}.onnx", name)
+    assert (out / "a.report.json").read_text() == '{"of": "mine"}'
+    assert (out / "a.report.html").read_text() == "mine"
+
+
 def test_the_same_model_again_replaces_its_report(tmp_path: Path) -> None:
     for note in "12":
         publish(tmp_path / "out" / "a.onnx", note)
