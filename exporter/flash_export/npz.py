@@ -15,6 +15,9 @@ from typing import BinaryIO
 
 import numpy as np
 
+LONGEST_NAME = 2**16 - 100
+"""Bytes of a name: a zip archive counts those of a member's in 16 bits."""
+
 _SUFFIX = ".npy"
 
 
@@ -71,12 +74,19 @@ def _header(stream: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype]:
     raise Broken(f"version {version} is for arrays of records")
 
 
+def is_name(name: str) -> bool:
+    """Whether ``dumps`` keeps the name: a zip archive cuts one at a NUL."""
+    return "\0" not in name and len(name.encode()) <= LONGEST_NAME
+
+
 def dumps(arrays: Mapping[str, np.ndarray]) -> bytes:
     """``arrays`` as the bytes of an NPZ file that ``numpy.load`` reads.
 
     Raises:
-        ValueError: an array of Python objects.
+        ValueError: an array of Python objects, or a name that ``is_name`` refuses.
     """
+    if any(not is_name(name) for name in arrays):
+        raise ValueError("a zip archive has no member of this name")
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, array in arrays.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ def _dtype(name: object) -> np.dtype:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def check(path: Path, names: Iterable[str] = ()) -> None:
+def check(path: Path, names: Collection[str] = ()) -> None:
     """Refuses a suffix that names no kind of file that ``write`` knows, and names of tensors that the kind cannot hold.
 
     Raises:
@@ -135,6 +135,14 @@ def check(path: Path, names: Iterable[str] = ()) -> None:
             got=f"a tensor named {_METADATA}",
             need="another name: the format keeps this one for itself",
             do="write an .npz or a .json",
+        )
+    if path.suffix.lower() == ".npz" and (name := next((n for n in names if not npz.is_name(n)), None)) is not None:
+        raise UsageError(
+            "NPZ has no array of this name",
+            where=str(path),
+            got=f"a tensor named {name[:40]!r}, {len(name)} characters",
+            need=f"a name without NUL, of at most {npz.LONGEST_NAME} bytes in UTF-8: an NPZ is a zip archive",
+            do="write a .safetensors or a .json",
         )
 
 

@@ -90,3 +90,12 @@ def test_numpy_reads_what_is_written() -> None:
             np.testing.assert_array_equal(read[name], array)
     with pytest.raises(ValueError, match="allow_pickle"):
         npz.dumps({"x": np.array([lzma], object)})
+
+
+@pytest.mark.parametrize(("name", "kept"), [("x" * npz.LONGEST_NAME, True), ("x" * 2**16, False), ("a\0b", False)])
+def test_a_name_is_kept_or_refused(name: str, kept: bool) -> None:
+    if kept:
+        assert npz.loads(npz.dumps({name: np.arange(3)})).keys() == {name}
+    else:
+        with pytest.raises(ValueError, match="no member of this name"):
+            npz.dumps({name: np.arange(3)})

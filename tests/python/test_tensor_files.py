@@ -108,6 +108,16 @@ def test_the_name_that_safetensors_keeps_for_itself_is_refused(tmp_path: Path) -
         assert tensor_files.read(tmp_path / f"x{suffix}").keys() == tensors.keys()
 
 
+@pytest.mark.parametrize("name", ["a\0b", "é" * 40_000], ids=["NUL", "long"])
+def test_the_names_that_a_zip_archive_would_cut_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="NPZ has no array of this name"):
+        tensor_files.write(tmp_path / "x.npz", {name: np.arange(3.0)})
+    assert not list(tmp_path.iterdir())
+    for suffix in (".safetensors", ".json"):
+        tensor_files.write(tmp_path / f"x{suffix}", {name: np.arange(3.0)})
+        assert tensor_files.read(tmp_path / f"x{suffix}").keys() == {name}
+
+
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".json"])
 @pytest.mark.parametrize("text", [np.array(["a"], object), np.array(["a"]), np.array([1j])], ids=["O", "U", "c"])
 def test_what_holds_no_numbers_is_not_written(tmp_path: Path, suffix: str, text: np.ndarray) -> None:
