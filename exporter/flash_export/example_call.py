@@ -18,6 +18,8 @@ from flash_export.options import Dim, InputSpec, Options
 
 _HOW = "describe forward's tensors, or give torch.export.export's ExportedProgram, which takes every kind of call"
 
+_FIT = "give another example, or other dynamic_shapes"
+
 
 def opened(source: object, example_inputs: object, dynamic_shapes: object, options: Options) -> Loaded:
     """The module or program as ``load`` would have returned it.
@@ -84,7 +86,29 @@ def specs_of(example_inputs: object, dynamic_shapes: object) -> tuple[InputSpec,
         axes = _by_axis(name, tensor.ndim, shapes.get(name))
         dims = [_dim_text(name, axis, size, axes.get(axis)) for axis, size in enumerate(tensor.shape)]
         texts.append(f"{name}:{str(tensor.dtype).removeprefix('torch.')}:{','.join(dims)}")
-    return parse_inputs(texts)
+    specs = parse_inputs(texts)
+    _check_sizes(specs, example_inputs)
+    return specs
+
+
+def _check_sizes(specs: Sequence[InputSpec], tensors: Mapping[str, object]) -> None:
+    """Raises UsageError where an example lies outside the range of its dimension, or one name has two sizes."""
+    seen: dict[str, tuple[int, str]] = {}
+    for spec in specs:
+        for axis, (dim, size) in enumerate(zip(spec.dims, tensors[spec.name].shape, strict=True)):  # type: ignore[attr-defined]
+            where = f"axis {axis} of {spec.name}"
+            if isinstance(dim, int) and dim != size:
+                raise _wrong("the example is not of the size that is asked for", f"{where} is {size}", str(dim), _FIT)
+            if not isinstance(dim, Dim):
+                continue
+            low, high = 1 if dim.low is None else dim.low, dim.high
+            if size < low or (high is not None and size > high):
+                need = f"an example within the range {low}..{'' if high is None else high} of {dim.name}"
+                raise _wrong(f"the example's {dim.name} is outside its range", f"{where} is {size}", need, _FIT)
+            first = seen.setdefault(dim.name, (size, where))
+            if first[0] != size:
+                got = f"{first[1]} is {first[0]} and {where} is {size}"
+                raise _wrong(f"the dimension {dim.name} has two sizes", got, "one size wherever the name stands", _FIT)
 
 
 def _bind(module: torch.nn.Module, example_inputs: object) -> dict[str, torch.Tensor]:
@@ -139,7 +163,7 @@ def _by_axis(name: str, rank: int, spec: object) -> dict[int, object]:
 def _dim_text(name: str, axis: int, size: int, dim: Any) -> str:
     """A dimension as ``--input`` spells it."""
     if dim is None or isinstance(dim, int):
-        return str(size)
+        return str(size if dim is None else dim)
     if isinstance(dim, str):
         return dim
     if isinstance(dim, torch.export.Dim):
@@ -152,5 +176,5 @@ def _dim_text(name: str, axis: int, size: int, dim: Any) -> str:
     )
 
 
-def _wrong(what: str, got: str, need: str) -> UsageError:
-    return UsageError(what, where="flash_export.export", got=got, need=need, do=_HOW)
+def _wrong(what: str, got: str, need: str, do: str = _HOW) -> UsageError:
+    return UsageError(what, where="flash_export.export", got=got, need=need, do=do)

@@ -81,8 +81,9 @@ def export(loaded: Loaded, options: Options, folder: Path) -> Exported:
     left_out: dict[str, list[int]] = {}
     with quiet():
         call = export_capture.call_of(loaded)
-        outputs = call.run(call.tensors)
-        if loaded.source_kind == "torchscript":
+        script = loaded.source_kind == "torchscript"
+        outputs = export_torchscript.run_example(loaded, call) if script else call.run(call.tensors)
+        if script:
             model = export_torchscript.translate(loaded, opset, folder)
             ranges = export_dims.ranges_of(loaded)
         else:
@@ -97,7 +98,7 @@ def export(loaded: Loaded, options: Options, folder: Path) -> Exported:
     write(model, path)
     example = {str(v.name): export_capture.to_numpy(t) for v, t in zip(model.graph.inputs, call.tensors, strict=True)}
     reference = call.reference([str(v.name) for v in model.graph.inputs])
-    export_lengths.refuse_fixed_lengths(path, reference, example, dims, traced=loaded.source_kind == "torchscript")
+    export_lengths.refuse_fixed_lengths(path, reference, example, dims, traced=script)
     notes = [*loaded.notes, *notes]
     notes += export_lengths.take_back(path, reference, example, dims, left_out)
     return Exported(path, reference, example, dims, loaded.source_kind, notes)

@@ -56,7 +56,7 @@ class Call:
             raise UsageError(
                 "the model fails on the inputs described",
                 where="forward() in eager PyTorch",
-                got=f"{type(error).__name__}: {str(error)[:300]}; inputs {[list(t.shape) for t in tensors]}",
+                got=f"{type(error).__name__}: {_said(error)}; inputs {[list(t.shape) for t in tensors]}",
                 need="inputs that forward accepts",
                 do=self.advice,
             ) from error
@@ -83,6 +83,13 @@ class Call:
             raise MemoryError("too many weights for a copy in float64")
         leaves = [_doubled(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
         return Call(copy.deepcopy(self.function).double(), leaves, self.spec)
+
+
+def _said(error: Exception) -> str:
+    """What an exception says; TorchScript's puts all of its own frames first."""
+    lines = str(error).strip().splitlines()
+    in_script = lines and "TorchScript interpreter" in lines[0]
+    return (lines[-1].removeprefix("RuntimeError: ") if in_script else str(error))[:300]
 
 
 def call_of(loaded: Loaded) -> Call:

@@ -61,14 +61,14 @@ def refuse_fixed_lengths(
             expected = [output.shape for output in reference(feeds)]
         except UsageError as error:
             if traced:
-                raise _fixed(name, sizes[name], other, error.got) from error
+                raise only_at(name, sizes[name], other, error.got) from error
             continue
         try:
             found = [output.shape for output in session.run(None, feeds)]
         except Exception as error:  # see above
-            raise _fixed(name, sizes[name], other, " ".join(str(error).split())[-200:]) from error
+            raise only_at(name, sizes[name], other, " ".join(str(error).split())[-200:]) from error
         if found != expected:
-            raise _fixed(name, sizes[name], other, f"outputs {found} where PyTorch gives {expected}")
+            raise only_at(name, sizes[name], other, f"outputs {found} where PyTorch gives {expected}")
 
 
 def take_back(
@@ -151,7 +151,8 @@ def _another(size: int, limits: tuple[int, int]) -> int | None:
     return next((other for other in (size + 2, size + 1, size - 1, size - 2) if max(low, 1) <= other <= high), None)
 
 
-def _fixed(name: str, size: int, other: int, got: str) -> UnsupportedModel:
+def only_at(name: str, size: int, other: int, got: str) -> UnsupportedModel:
+    """What the user hears of a model that works at one size of a dimension that should be dynamic."""
     return UnsupportedModel(
         f"the exported model only works at {name} = {size}",
         where=f"dimension {name}, tried at {other}",

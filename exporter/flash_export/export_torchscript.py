@@ -5,16 +5,57 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
+import re
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 import torch
 
 from flash_export.errors import UnsupportedModel, UsageError
+from flash_export.export_capture import Call
+from flash_export.export_lengths import only_at
 from flash_export.load import Loaded
 
 NEWEST_OPSET = 20
 """What the older exporter ends at."""
+
+_LARGEST = 2**14
+"""The longest length that is tried where a message names it."""
+
+
+def run_example(loaded: Loaded, call: Call) -> Any:
+    """What the module gives on its example.
+
+    Raises:
+        UnsupportedModel: it works at one size of a dynamic dimension alone, which tracing has made of a length.
+        UsageError: it works at none that its message names.
+    """
+    try:
+        return call.run(call.tensors)
+    except UsageError as error:
+        said = error.got.partition("; inputs")[0]
+        sizes = {dim.name: a.tensor.shape[axis] for a in loaded.arguments for axis, dim in a.dims.items()}
+        for name, named in itertools.product(sizes, sorted({int(number) for number in re.findall(r"\d+", said)})):
+            if named != sizes[name] and 0 < named <= _LARGEST and _runs(loaded, call, name, named):
+                raise only_at(name, named, sizes[name], said) from error
+        raise
+
+
+def _runs(loaded: Loaded, call: Call, name: str, size: int) -> bool:
+    """Whether the module works with ``size`` in the place of the dimension ``name``, on zeros."""
+    tensors = []
+    for argument in loaded.arguments:
+        shape = list(argument.tensor.shape)
+        for axis, dim in argument.dims.items():
+            shape[axis] = size if dim.name == name else shape[axis]
+        tensors.append(torch.zeros(shape, dtype=argument.tensor.dtype))
+    try:
+        call.run(tensors)
+    except UsageError:
+        return False
+    return True
 
 
 def translate(loaded: Loaded, opset: int, folder: Path) -> ir.Model:

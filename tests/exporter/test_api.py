@@ -283,3 +283,21 @@ def test_skip_takes_one_name_or_several(tmp_path: Path) -> None:
         (left,) = flash_export.rewrite(path, skip=skip, check=False).refused
         assert left.reason is not None
         assert left.reason.code == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("dims", "text", "got"),
+    [
+        ({"q": {2: "s=1..4"}}, "the example's s is outside its range", "axis 2 of q is 7"),
+        ({"q": {2: "s=9..12"}}, "the example's s is outside its range", "axis 2 of q is 7"),
+        ({"q": {2: 9}}, "not of the size that is asked for", "axis 2 of q is 7"),
+        ({"q": {2: "s=9..9"}}, "not of the size that is asked for", "axis 2 of q is 7"),
+        ({"q": {2: "s"}, "k": {2: "s"}}, "the dimension s has two sizes", "axis 2 of q is 7 and axis 2 of k is 9"),
+    ],
+)
+def test_an_example_that_its_dimensions_do_not_allow_is_told_with_both(dims: dict, text: str, got: str) -> None:
+    inputs = {name: torch.randn(2, 3, size, 8) for name, size in (("q", 7), ("k", 9), ("v", 9))}
+    with pytest.raises(UsageError, match=text) as error:
+        flash_export.export(Attention().eval(), inputs, dynamic_shapes=dims)
+    assert error.value.got == got
+    assert len(flash_export.export(Attention().eval(), inputs, dynamic_shapes={"q": {2: "s=7..9"}}).fused) == 1

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -138,3 +139,28 @@ def test_a_script_that_pytorch_does_not_load_is_a_usage_error(tmp_path: Path, mo
     with pytest.raises(UsageError, match="cannot be loaded") as error:
         load(options(tmp_path / "script.pt"))
     assert "my::attention" in error.value.got
+
+
+@pytest.mark.parametrize("length", [7, 12])
+def test_a_length_that_the_trace_has_put_into_a_mask_is_named(tmp_path: Path, length: int) -> None:
+    """The example's own length is 7 and fails in the module itself, or is right there and wrong elsewhere."""
+
+    class Masked(Viewed):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen = torch.from_numpy(np.tri(x.shape[1], dtype=bool))
+            return torch.softmax((x @ x.transpose(1, 2)).masked_fill(~seen, -torch.inf), -1) @ x
+
+    torch.jit.save(torch.jit.trace(Masked().eval(), torch.randn(2, length, 24)), tmp_path / "script.pt")
+    with pytest.raises(UnsupportedModel, match=f"only works at seq = {length}") as error:
+        pipeline.run(options(tmp_path / "script.pt", output=tmp_path / "out.onnx"), Talk(silent=True))
+    assert "The size of tensor a" in error.value.got
+    assert "Traceback" not in error.value.got
+    fixed = options(tmp_path / "script.pt", f"x:float32:batch,{length},24", output=tmp_path / "out.onnx")
+    assert [site.status for site in pipeline.run(fixed, Talk(silent=True)).sites] == ["fused"]
+
+
+def test_an_input_that_a_traced_module_does_not_take_at_any_length_is_told_in_its_last_words(tmp_path: Path) -> None:
+    traced(tmp_path / "script.pt")
+    with pytest.raises(UsageError, match="fails on the inputs described") as error:
+        pipeline.run(options(tmp_path / "script.pt", "x:float32:batch,seq,23"), Talk(silent=True))
+    assert error.value.got.startswith("RuntimeError: mat1 and mat2 shapes cannot be multiplied (")
