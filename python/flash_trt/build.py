@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
+import hashlib
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from flash_export.talk import Talk
 from flash_trt import attention, backends, command_lines, gpu, onnx_file, plan, plugin_library, shapes
 from flash_trt.backends import Backend, BackendChoice, Progress
 from flash_trt.onnx_file import FlashNode, OnnxFile
-from flash_trt.output import check_outputs, files_read, sidecar_path, write_atomically
+from flash_trt.output import check_outputs, files_read, sidecar_path, write_atomically, write_engine
 from flash_trt.plugin_library import PluginLibrary, sha256_of
 
 SIDECAR_SCHEMA = 1
@@ -109,12 +109,11 @@ def build(options: BuildOptions, talk: Talk) -> dict[str, Any]:
     sidecar = _sidecar(options, file, backend, plugin, profile, targets, engine, proof)
     sidecar["attention"] = [found.as_json() for found in attentions]
     with talk.step("write", str(options.output)):
-        write_atomically(options.output, engine.data)
         if options.timing_cache and engine.timing_cache:
             write_atomically(options.timing_cache, engine.timing_cache)
-        sidecar["engine"]["sha256"] = sha256_of(options.output)
+        sidecar["engine"]["sha256"] = hashlib.sha256(engine.data).hexdigest()
         sidecar["seconds"] = dict(talk.seconds)
-        write_atomically(sidecar_path(options.output), json.dumps(sidecar, indent=2).encode() + b"\n")
+        write_engine(options.output, engine.data, sidecar)
     return sidecar
 
 

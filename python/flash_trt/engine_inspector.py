@@ -12,7 +12,8 @@ from flash_export.errors import UserError
 from flash_trt import engine_load, gpu
 from flash_trt.attention import Attention, from_layers
 from flash_trt.byte_sizes import spell_bytes
-from flash_trt.output import sidecar_path, write_atomically
+from flash_trt.output import alone_in, sidecar_path, write_atomically
+from flash_trt.plugin_library import sha256_of
 
 
 def ask(path: Path, *, trusted: bool = False) -> dict[str, Any]:
@@ -47,7 +48,9 @@ def complete(engine: Path, sidecar: dict[str, Any]) -> None:
     asked = [from_layers(attention, layers) for attention in found]
     if asked != found:
         sidecar["attention"] = [attention.as_json() for attention in asked]
-        write_atomically(sidecar_path(engine), json.dumps(sidecar, indent=2).encode() + b"\n")
+        with alone_in(engine.parent):
+            if sha256_of(engine) == sidecar["engine"]["sha256"]:  # else another build has replaced it since
+                write_atomically(sidecar_path(engine), json.dumps(sidecar, indent=2).encode() + b"\n")
 
 
 def as_rows(told: dict[str, Any]) -> list[tuple[str, str]]:

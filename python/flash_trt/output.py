@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from flash_export import interrupt
 from flash_export.errors import MissingHere, UsageError
@@ -60,6 +64,33 @@ def check_outputs(written: Iterable[Path | None], read: Iterable[Path]) -> None:
         )
     for path in wanted:
         check_output(path)
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """One process at a time is in this block for ``folder``, and no signal ends it there: for files that go together.
+
+    A file system without locks gives none, and then two commands with one output may still mix.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with interrupt.held():
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+    finally:
+        os.close(descriptor)
+
+
+def write_engine(path: Path, plan: bytes, sidecar: Mapping[str, Any]) -> None:
+    """Puts an engine and what is said of it side by side; of several such writers at once one is last with both.
+
+    Raises:
+        MissingHere: the disk is full.
+    """
+    with alone_in(path.parent):
+        write_atomically(path, plan)
+        write_atomically(sidecar_path(path), json.dumps(sidecar, indent=2).encode() + b"\n")
 
 
 def write_atomically(path: Path, data: bytes) -> None:

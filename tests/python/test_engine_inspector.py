@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -128,16 +129,23 @@ TOLD_LAYERS = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("replaced", [False, True], ids=["ours", "another build's by now"])
 def test_what_a_plan_does_not_tell_its_inspector_is_asked_on_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, replaced: bool
 ) -> None:
+    path = tmp_path / "m.engine"
+    path.write_bytes(b"another" if replaced else b"ours")
     monkeypatch.setattr(gpu, "devices", lambda: ["a GPU"])
     answers(monkeypatch, json.dumps({"Layers": TOLD_LAYERS}))
-    sidecar = {"attention": [dict(entry) for entry in ASKED]}
-    engine_inspector.complete(tmp_path / "m.engine", sidecar)
+    sidecar = {
+        "attention": [dict(entry) for entry in ASKED],
+        "engine": {"sha256": hashlib.sha256(b"ours").hexdigest()},
+    }
+    engine_inspector.complete(path, sidecar)
     told_by = {entry["name"]: entry["by"] for entry in sidecar["attention"]}
     assert told_by == {"fused": "tensorrt_fused", "chain": "unfused_chain", "unknown": "not_told", "ours": "plugin"}
-    assert json.loads(sidecar_path(tmp_path / "m.engine").read_text()) == sidecar
+    assert sidecar_path(path).exists() is not replaced
+    assert replaced or json.loads(sidecar_path(path).read_text()) == sidecar
 
 
 @pytest.mark.parametrize("devices", [[], ["a GPU"]], ids=["no GPU", "all told"])

@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +18,7 @@ from python.attention_models import fused, unfused
 
 from flash_export.errors import EXIT_OK, EXIT_USAGE, MissingHere
 from flash_trt import output
-from flash_trt.output import write_atomically
+from flash_trt.output import sidecar_path, write_atomically, write_engine
 
 
 def test_the_new_content_replaces_the_old(tmp_path: Path) -> None:
@@ -158,3 +162,36 @@ def test_no_comparison_replaces_inputs_that_it_reads_or_saves(
     assert "inputs-05.npz" in before
     assert flash_trt("compare", *models, *flags) == EXIT_USAGE
     assert {path.name: path.read_bytes() for path in (tmp_path / "r").iterdir()} == before
+
+
+def test_engines_written_to_one_place_at_once_leave_a_sidecar_of_the_engine_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, replace = tmp_path / "m.engine", Path.replace
+    plans = [b"one" * 1000, b"two" * 1000]
+    engines: list[Path] = []
+
+    def replace_slowly(self: Path, target: Path) -> Path:
+        if target == path:
+            engines.append(self)
+            mine.late = len(engines) == 1
+        elif mine.late:
+            time.sleep(0.5)  # without a lock the other writes both of its files now
+        return replace(self, target)
+
+    mine = threading.local()
+    monkeypatch.setattr(Path, "replace", replace_slowly)
+    barrier = threading.Barrier(2)
+
+    def write(plan: bytes) -> None:
+        barrier.wait()
+        write_engine(path, plan, {"engine": {"sha256": hashlib.sha256(plan).hexdigest()}})
+
+    writers = [threading.Thread(target=write, args=(plan,)) for plan in plans]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    told = json.loads(sidecar_path(path).read_text())["engine"]["sha256"]
+    assert told == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert sorted(tmp_path.iterdir()) == [path, sidecar_path(path)]
