@@ -57,8 +57,8 @@ struct FlashAttentionArgs {
   float softcap;         // 0 off
   int32_t causal;        // 0, 1
   int32_t diagonal;      // 0 top-left, 1 bottom-right
-  int32_t window_left;   // -1 off
-  int32_t window_right;  // -1 off
+  // Keys that a row sees beside its diagonal. -1 is off; 0, as in a zeroed struct, means none beside it.
+  int32_t window_left, window_right;
   // Side inputs; a null pointer means "not there".
   void const* bias;           // broadcastable to [B, Hq, Sq, Skv]; a broadcast axis has stride 0
   int32_t bias_dtype;         // FlashDtype: that of query, or fp32

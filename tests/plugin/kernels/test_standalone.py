@@ -116,3 +116,14 @@ def test_the_emulated_examples_run(blocks: list[str], native_build: Path) -> Non
         done = subprocess.run([there], capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-1].startswith(last)
+
+
+def test_a_program_of_ones_own_runs_on_the_emulation(
+    blocks: list[str], source: Path, environment: dict[str, str], native_build: Path
+) -> None:
+    (source / "build").mkdir(exist_ok=True)
+    (source / "emulation").symlink_to(native_build)
+    line = blocks[4].replace("build/kernels", "emulation")
+    assert line.startswith("cc plugin/kernels/example/decode.c ")
+    run(line, source, environment)
+    assert run("./decode_emulated", source, environment).splitlines()[-1].startswith("head 7: lse ")
