@@ -53,10 +53,10 @@ struct FlashAttentionArgs {
   int32_t head_dim, v_head_dim;
   int64_t seqlen_q, seqlen_kv;
   FlashTensor query, key, value, output;
-  float scale;           // multiplier of Q.K^T
-  float softcap;         // 0 off
-  int32_t causal;        // 0, 1
-  int32_t diagonal;      // 0 top-left, 1 bottom-right
+  float scale;       // multiplier of Q.K^T
+  float softcap;     // 0 off
+  int32_t causal;    // 0, 1
+  int32_t diagonal;  // 0 top-left, 1 bottom-right
   // Keys that a row sees beside its diagonal. -1 is off; 0, as in a zeroed struct, means none beside it.
   int32_t window_left, window_right;
   // Side inputs; a null pointer means "not there".
