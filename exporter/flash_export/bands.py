@@ -19,6 +19,7 @@ import onnx_ir as ir
 from flash_export.dims import Dim
 from flash_export.evaluate import MAX_ELEMENTS, Evaluator, NotEvaluable, TooLarge
 from flash_export.reach import landmarks
+from flash_export.switches import switching_points
 
 FAR = 1 << 17
 """Every mask is also tried at this length where that takes little memory: longer than a model's longest input."""
@@ -90,10 +91,11 @@ def trials_of(
     except NotEvaluable:
         return None
     found = landmarks(value, evaluator) if needed else ([], 1)
-    if found is None or found[1] > FAR:
+    switches = switching_points(value, needed, evaluator) if needed and found else []
+    if found is None or switches is None or max([found[1], *switches]) > FAR:
         return None
     results = []
-    for sizes, must_fit in _settings(sorted(needed), *found):
+    for sizes, must_fit in _settings(sorted(needed), sorted({*found[0], *switches}), found[1]):
         rows, columns = seqlen_q.evaluate(sizes), seqlen_kv.evaluate(sizes)
         if rows < 0 or columns < 1:
             continue

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mask that has another form at some lengths is never taken for the form that it has at the others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from exporter import graphs
+from exporter.graphs import attention, both, fuse, numbers, only
+
+CAUSAL = "past = LessOrEqual (j, i)\n open = {lines}\n keep = Or (past, open)\n masked = Where (keep, scaled, hidden)"
+
+# A condition on the lengths S ("rows"), T ("columns") and B, and sizes at which it holds.
+CONDITIONS = {
+    "a bucket of lengths": ("d = Div (rows, n)", "Equal (d, m)", {"n": 64, "m": 5}, (1, 330, 330)),
+    "a bucket of another length": ("d = Div (columns, n)", "Equal (d, m)", {"n": 64, "m": 13}, (1, 3, 840)),
+    "a length between two": (
+        "a = Less (rows, m)\n b = Greater (rows, n)",
+        "And (a, b)",
+        {"n": 333, "m": 367},
+        (1, 350, 350),
+    ),
+    "three times a length between two": (
+        "t = Mul (rows, w)\n a = Less (t, m)\n b = Greater (t, n)",
+        "And (a, b)",
+        {"w": 3, "n": 1000, "m": 1100},
+        (1, 350, 350),
+    ),
+    "one difference": ("d = Sub (columns, rows)", "Equal (d, n)", {"n": 13}, (1, 5, 18)),
+    "twice as long": ("d = Mul (rows, n)", "Equal (d, columns)", {"n": 2}, (1, 10, 20)),
+    "one sum": ("d = Add (columns, rows)", "Equal (d, n)", {"n": 110}, (1, 50, 60)),
+    "one product": ("d = Mul (columns, rows)", "Equal (d, n)", {"n": 611}, (1, 13, 47)),
+    "a number of tokens": (
+        "batch = Gather <axis = 0> (q_shape, i0)\n d = Mul (batch, rows)",
+        "Equal (d, n)",
+        {"n": 110},
+        (2, 55, 55),
+    ),
+    "a batch and a length": (
+        "batch = Gather <axis = 0> (q_shape, i0)\n a = Equal (batch, n)\n b = Equal (rows, m)",
+        "And (a, b)",
+        {"n": 7, "m": 13},
+        (7, 13, 13),
+    ),
+    "two remainders": (
+        "a = Mod (rows, n)\n b = Mod (rows, m)\n c = Equal (a, w)\n d = Equal (b, i1)",
+        "And (c, d)",
+        {"n": 97, "m": 7, "w": 13},
+        (1, 498, 498),
+    ),
+    "a number that a condition has moved": (
+        "c = Greater (rows, n)\n f = Cast <to = 7> (c)\n g = Mul (f, m)\n d = Add (rows, g)",
+        "Equal (d, w)",
+        {"n": 500, "m": 1000, "w": 1510},
+        (1, 510, 510),
+    ),
+    "a key that runs away from the length": (
+        "t = Mul (rows, i2)\n d = Sub (t, j)",
+        "Equal (d, n)",
+        {"n": 30},
+        (1, 20, 20),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_where_a_condition_on_lengths_opens_the_mask_it_opens_in_the_fused_model(name: str) -> None:
+    lines, condition, constants, (batch, rows, columns) = CONDITIONS[name]
+    proto = attention(
+        lines + "\n" + CAUSAL.format(lines=condition),
+        constants=graphs.CONSTANTS + "".join(f", int64 {key} = {{{value}}}" for key, value in constants.items()),
+    )
+    fused, sites = fuse(proto)
+    assert only(sites).status == "fused"
+    open_at = numbers({"B": batch, "S": rows, "T": columns})
+    closed_at = numbers({"B": batch, "S": rows + 1, "T": columns + 5})
+    for inputs in (open_at, closed_at):
+        expected, got = both(proto, fused, inputs)
+        np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
+ALWAYS = {
+    "no length is below 0": "c = Less (rows, i0)\n open = Identity (c)",
+    "a shape's unknown is -1": "m1 = Neg (i1)\n c = Equal (rows, m1)\n open = Identity (c)",
+    "a length past every other": "a = Add (rows, columns)\n c = Greater (i0, a)\n open = Identity (c)",
+}
+
+
+@pytest.mark.parametrize("name", ALWAYS)
+def test_a_condition_that_no_length_meets_changes_nothing(name: str) -> None:
+    proto = attention(
+        f"{ALWAYS[name]}\n past = LessOrEqual (j, i)\n keep = Or (past, open)\n masked = Where (keep, scaled, hidden)"
+    )
+    site = only(fuse(proto)[1])
+    assert site.status == "fused"
+    assert site.attributes is not None
+    assert site.attributes.causal_kind == "top_left"
+    assert site.bias_shape is None
