@@ -32,7 +32,11 @@ def write(path: Path, ranges: Mapping[str, tuple[int, int]]) -> None:
 
 def read(model: onnx.ModelProto) -> Ranges:
     """The ranges that a file has; what is no range of a dimension, as a stranger may write, is passed over."""
-    text = next((entry.value for entry in model.metadata_props if entry.key == PROPERTY), "{}")
+    return parse(next((entry.value for entry in model.metadata_props if entry.key == PROPERTY), "{}"))
+
+
+def parse(text: str) -> Ranges:
+    """The ranges in the text of the property; see ``read``."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -8,13 +8,18 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from flash_export import twin
+from flash_export import dim_ranges, twin
 from flash_export.cut import CannotCut, cut
+from flash_export.dims import Shape
 from flash_export.graph import constant
+from flash_export.inputs import MAX_DIM
+from flash_export.op import FLASH_ATTENTION_PACKED, LAYOUT_BHSD
+from flash_export.score_probe import flash_node
+from flash_export.shapes import Shapes
 from flash_export.sites import Site
 
 LENGTHS = tuple(2**i for i in range(7, 15))
-"""128 to 16,384: below, attention takes little memory however it is computed."""
+"""128 to 16,384, as far as a model goes: below, attention takes little memory however it is computed."""
 
 _FLOAT32_BYTES = 4
 SIZE_OPERANDS = {
@@ -61,8 +66,33 @@ def as_json(before: Before | None, fused: ir.Model) -> dict[str, object] | None:
         "site": site.name,
         "before": describe(before.graph),
         "after": describe(after),
-        "memory": memory(site, before.graph),
+        "memory": memory(site, before.graph, longest(site, fused)),
     }
+
+
+def longest(site: Site, fused: ir.Model) -> int | None:
+    """The longest queries or keys that the site's node takes in ``fused``; None where nothing limits one of them."""
+    values = ir.convenience.create_value_mapping(fused.graph, include_subgraphs=False)
+    node = flash_node(values.get(site.output))
+    if node is None or site.attributes is None:
+        return None
+    shapes, axis = Shapes(fused.graph), 2 if site.attributes.layout == LAYOUT_BHSD else 1
+    ranges = dim_ranges.parse(fused.metadata_props.get(dim_ranges.PROPERTY, "{}"))
+    ends = [_end(shapes.shape(value), axis, ranges) for value in node.inputs[: 1 if _is_packed(node) else 2]]
+    known = [end for end in ends if end is not None]
+    return max(known) if len(known) == len(ends) else None
+
+
+def _is_packed(node: ir.Node) -> bool:
+    return node.op_type == FLASH_ATTENTION_PACKED.name
+
+
+def _end(shape: Shape | None, axis: int, ranges: dim_ranges.Ranges) -> int | None:
+    dim = None if shape is None or axis >= len(shape) else shape[axis]
+    highs = {name: ranges.get(name, (0, MAX_DIM))[1] for name in (dim.symbols if dim else ())}
+    if dim is None or MAX_DIM in highs.values() or min(dim.terms.values(), default=0) < 0:
+        return None
+    return dim.evaluate(highs)
 
 
 def describe(part: ir.Model) -> dict[str, object]:
@@ -115,14 +145,17 @@ def _scalar_text(value: ir.Value) -> str:
     return f"{float(array.reshape(())):.6g}"
 
 
-def memory(site: Site, part: ir.Model) -> dict[str, object] | None:
+def memory(site: Site, part: ir.Model, end: int | None = None) -> dict[str, object] | None:
     """Bytes that one attention holds at a time, batch 1, as many queries as keys, unfused and fused.
 
     Both hold query, key, value and output. Unfused, the softmax also reads all scores [Hq, S, S] and writes all
     probabilities. Arithmetic from the shapes, for runtimes that run the nodes as they stand; no measurement.
+
+    Args:
+        end: the longest length of the model; None where nothing limits it. With less than two lengths there is no line.
     """
-    a = site.attributes
-    if a is None or site.head_dim is None:
+    a, lengths = site.attributes, _lengths(end)
+    if a is None or site.head_dim is None or len(lengths) < 2:
         return None
     v_head_dim = site.v_head_dim or site.head_dim
     twin.infer_types(part)
@@ -132,10 +165,18 @@ def memory(site: Site, part: ir.Model) -> dict[str, object] | None:
     row_bytes = (a.q_num_heads + a.kv_num_heads) * (site.head_dim + v_head_dim) * width
     return {
         "batch": 1,
-        "lengths": list(LENGTHS),
-        "unfused_bytes": [s * row_bytes + 2 * a.q_num_heads * s * s * scores_width for s in LENGTHS],
-        "fused_bytes": [s * row_bytes for s in LENGTHS],
+        "lengths": lengths,
+        "unfused_bytes": [s * row_bytes + 2 * a.q_num_heads * s * s * scores_width for s in lengths],
+        "fused_bytes": [s * row_bytes for s in lengths],
     }
+
+
+def _lengths(end: int | None) -> list[int]:
+    """``LENGTHS`` as far as the model goes, and its own longest; eighths of that where it ends before them."""
+    if end is None or end >= LENGTHS[-1]:
+        return list(LENGTHS)
+    first = LENGTHS if end > LENGTHS[0] else [end // 8, end // 4, end // 2]
+    return [*(length for length in first if 0 < length < end), *([end] if end > 0 else [])]
 
 
 def _bytes_of(dtype: ir.DataType | None) -> int:

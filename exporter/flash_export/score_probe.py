@@ -29,14 +29,14 @@ def add_score_probes(flash: ir.Model, sites: Collection[Site]) -> tuple[ir.Model
     values = ir.convenience.create_value_mapping(probed.graph, include_subgraphs=False)
     added = []
     for site in sites:
-        node = _node_of(values.get(site.output))
+        node = flash_node(values.get(site.output))
         if node is not None and site.head_dim is not None:
             added.append(f"{PREFIX}{site.name}")
             probed.graph.outputs.append(_largest(node, added[-1], site.head_dim))
     return probed, added
 
 
-def _node_of(value: ir.Value | None) -> ir.Node | None:
+def flash_node(value: ir.Value | None) -> ir.Node | None:
     """The FlashAttention node above the layout operators that end in ``value``."""
     for _ in range(_MOST_STEPS):
         node = None if value is None else value.producer()

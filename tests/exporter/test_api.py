@@ -301,3 +301,10 @@ def test_an_example_that_its_dimensions_do_not_allow_is_told_with_both(dims: dic
         flash_export.export(Attention().eval(), inputs, dynamic_shapes=dims)
     assert error.value.got == got
     assert len(flash_export.export(Attention().eval(), inputs, dynamic_shapes={"q": {2: "s=7..9"}}).fused) == 1
+
+
+def test_the_memory_in_the_report_ends_at_the_range_of_the_module() -> None:
+    result = flash_export.export(block(), torch.randn(2, 7, 24), dynamic_shapes=[{1: "seq=1..63"}], check=False)
+    example = result.report["example"]
+    assert isinstance(example, dict)
+    assert example["memory"]["lengths"] == [7, 15, 31, 63]

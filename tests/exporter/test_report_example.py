@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 from exporter import small_models
 
-from flash_export import report_example
+from flash_export import report_example, report_plots
 from flash_export.find import find
 from flash_export.rewrite import rewrite
 
@@ -110,3 +110,48 @@ def test_the_example_of_a_whole_run_is_in_the_report(tmp_path: Path) -> None:
     example = json.loads((tmp_path / "report.json").read_text())["example"]
     assert example["site"] == "probs"
     assert example["memory"]["unfused_bytes"][0] == pytest.approx(128 * 6 * 32 * 4 + 2 * 3 * 128**2 * 4)
+
+
+RANGED = """<ir_version: 9, opset_import: ["" : 18]PROPS>
+attention (float[B, 3, S, 16] q, float[B, 3, T, 16] k, float[B, 3, T, 16] v) => (float[B, 3, S, 16] out)
+{
+  kt = Transpose <perm = [0, 1, 3, 2]> (k)
+  scores = MatMul (q, kt)
+  probs = Softmax <axis = -1> (scores)
+  out = MatMul (probs, v)
+}
+"""
+
+
+def lengths(ranges: str, text: str = RANGED) -> list[int] | None:
+    pairs = f', metadata_props: ["flash_export.dims": "{ranges}"]' if ranges else ""
+    model = ir.from_proto(onnx.parser.parse_model(text.replace("PROPS", pairs)))
+    sites = find(model)
+    before = report_example.look_before(model, sites)
+    rewrite(model, sites)
+    example = report_example.as_json(before, model)
+    assert example is not None
+    memory = example["memory"]
+    if memory is None:
+        return None
+    assert isinstance(memory, dict)
+    assert len(memory["lengths"]) == len(memory["fused_bytes"]) == len(memory["unfused_bytes"])
+    report_plots.memory_plot(memory)
+    return memory["lengths"]
+
+
+def limits(queries: str, keys: str) -> str:
+    return "{" + f"'S': {queries}, 'T': {keys}".replace("'", '\\"') + "}"
+
+
+def test_memory_ends_at_the_longest_length_of_the_model() -> None:
+    assert lengths("") == list(report_example.LENGTHS)
+    assert lengths(limits("[1, null]", "[1, 63]")) == list(report_example.LENGTHS)
+    assert lengths(limits("[1, 63]", "[1, 63]")) == [7, 15, 31, 63]
+    assert lengths(limits("[1, 9]", "[1, 600]")) == [128, 256, 512, 600]
+    assert lengths(limits("[1, 128]", "[1, 128]")) == [16, 32, 64, 128]
+    assert lengths(limits("[1, 16384]", "[1, 99999]")) == list(report_example.LENGTHS)
+    assert lengths(limits("[1, 3]", "[1, 1]")) == [1, 3]
+    assert lengths(limits("[1, 1]", "[1, 1]")) is None
+    fixed = RANGED.replace("S,", "40,").replace("T,", "40,")
+    assert lengths("", fixed) == [5, 10, 20, 40]
