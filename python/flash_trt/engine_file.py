@@ -14,17 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from flash_export import regular_file
 from flash_export.errors import MissingHere, UnsafeInput, UsageError
 from flash_trt import gpu, plan, shapes
 from flash_trt.backends import BackendName
 from flash_trt.build import SIDECAR_SCHEMA
+from flash_trt.onnx_file import GraphInput
 from flash_trt.output import sidecar_path
 from flash_trt.plugin_library import PluginLibrary, sha256_of
 
 _MAGIC = (b"ftrt", b"ptrt", b"vtrt")
 """First bytes of TensorRT's and TensorRT for RTX's plans."""
+_DEPTH = 16
 
 
 def is_engine(path: Path) -> bool:
@@ -76,6 +79,15 @@ class EngineFile:
         named = profile if isinstance(profile, dict) else {}
         return {name: limits for name, limits in named.items() if _are_limits(limits)}
 
+    @property
+    def tensors(self) -> tuple[tuple[GraphInput, ...], tuple[GraphInput, ...]] | None:
+        """The model's inputs and outputs; None where the sidecar does not tell them."""
+        told = self.sidecar.get("tensors")
+        if not isinstance(told, dict):
+            return None
+        inputs, outputs = _tensors(told.get("inputs")), _tensors(told.get("outputs"))
+        return None if inputs is None or outputs is None else (inputs, outputs)
+
     def limits(self) -> tuple[str, ...]:
         """The profile as ``--shape`` spells it."""
         return tuple(
@@ -88,9 +100,39 @@ def _are_limits(limits: object) -> bool:
     if not isinstance(limits, dict) or not limits.keys() >= {"min", "opt", "max"}:
         return False
     shapes_ = [limits[key] for key in ("min", "opt", "max")]
-    return all(isinstance(s, list) and all(isinstance(n, int) for n in s) for s in shapes_) and (
+    return all(isinstance(s, list) and all(_is_size(n) for n in s) for s in shapes_) and (
         len({len(s) for s in shapes_}) == 1
     )
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**31
+
+
+def _tensors(side: object) -> tuple[GraphInput, ...] | None:
+    if not isinstance(side, list) or not all(_is_tensor(entry) for entry in side):
+        return None
+    return tuple(GraphInput(entry["name"], entry["dtype"], tuple(entry["dims"])) for entry in side)
+
+
+def _is_tensor(entry: object) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not isinstance(entry.get("dims"), list):
+        return False
+    known = type(entry.get("dtype")) is int and entry["dtype"] in onnx.TensorProto.DataType.values()
+    return known and all(isinstance(dim, str) or _is_size(dim) for dim in entry["dims"])
+
+
+def _is_flat(document: object) -> bool:
+    """Whether lists and objects lie in one another no deeper than a sidecar's do: what prints them follows each."""
+    level = [document]
+    for _ in range(_DEPTH):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return not level
 
 
 def read(path: Path) -> EngineFile:
@@ -112,7 +154,7 @@ def read(path: Path) -> EngineFile:
         sidecar = json.loads(sidecar_path(path).read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
         sidecar = {}
-    return EngineFile(path, sidecar if isinstance(sidecar, dict) else {})
+    return EngineFile(path, sidecar if isinstance(sidecar, dict) and _is_flat(sidecar) else {})
 
 
 def require_trust(engine: EngineFile) -> None:

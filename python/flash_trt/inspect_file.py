@@ -127,7 +127,8 @@ def _engine_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         if sidecar.get(key) is not None:
             rows.append((key, _spell(sidecar[key])))
     rows += _facts(sidecar) if found["trusted"] else []
-    rows += [(f"shape {name}", _spell(limits)) for name, limits in (sidecar.get("profile") or {}).items()]
+    if isinstance(profile := sidecar.get("profile"), dict):
+        rows += [(f"shape {name}", _spell(limits)) for name, limits in profile.items()]
     counted = Counter(_describe(plugin) for plugin in found["plugins"])
     rows += [(f"plugin x{count}", text) for text, count in counted.items()] or [("plugin", "none of ours")]
     rows.append(("TensorRT's own fused", f"{found['tensorrt_fused_attention']} attention kernels in the plan"))
@@ -137,13 +138,13 @@ def _engine_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
 def _facts(sidecar: dict[str, Any]) -> list[tuple[str, str]]:
     """What ``flash-trt build`` said at its end; a stranger's sidecar of another form says nothing."""
     rows = []
-    if isinstance(scratch := sidecar.get("scratch_bytes"), int):
+    if isinstance(scratch := sidecar.get("scratch_bytes"), int) and 0 <= scratch < 2**63:
         rows.append(("scratch memory", f"{spell_bytes(scratch)} at the largest shapes"))
     if proof := _PROOFS.get(str(sidecar.get("plan_proof"))):
         rows.append(("proof", proof))
     try:
         rows += attention_rows(sidecar.get("attention") or []).items()
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         rows.append(("attention", "not told: the sidecar's entries cannot be read"))
     return rows
 

@@ -146,18 +146,15 @@ def _engine(options: TritonOptions, talk: Talk) -> _Served:
             need="an engine of TensorRT, on a GPU",
             do="build with --backend tensorrt on the GPU machine, or give the .onnx",
         )
-    tensors = engine.sidecar.get("tensors")
-    if not isinstance(tensors, dict):
+    if engine.tensors is None:
         raise UsageError(
             "the sidecar does not tell the engine's inputs and outputs",
             where=str(options.model),
-            got="no 'tensors' in it",
+            got="no 'tensors' in it that can be read",
             need="the sidecar that flash-trt build writes",
             do="build the engine again",
         )
-    inputs, outputs = (
-        [GraphInput(t["name"], t["dtype"], tuple(t["dims"])) for t in tensors[side]] for side in ("inputs", "outputs")
-    )
+    inputs, outputs = engine.tensors
     largest = [limits["max"][0] for limits in engine.profile.values() if limits["max"]]
     libraries = () if engine.carries_plugin else (_autoload(), plugin_library.find())
     return _Served(
