@@ -298,10 +298,15 @@ def triton(
     name: Annotated[str | None, typer.Option(help=r"The model's name. \[default: the file's]")] = None,
     device: Annotated[Device, typer.Option(help="Where an ONNX file is served.")] = "gpu",
     max_batch: Annotated[
-        int | None, typer.Option(min=1, help=r"Largest batch. \[default: that of the shapes, 8 where there are none]")
+        int | None,
+        typer.Option(
+            min=1, max=2**31 - 1, help=r"Largest batch. \[default: that of the shapes, 8 where there are none]"
+        ),
     ] = None,
-    instances: Annotated[int, typer.Option(min=1, help="Copies of the model that serve at once.")] = 1,
-    delay_us: Annotated[int, typer.Option(min=0, help="How long a request waits for others to batch with.")] = 100,
+    instances: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Copies of the model that serve at once.")] = 1,
+    delay_us: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="How long a request waits for others to batch with.")
+    ] = 100,
     shape: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME:MIN,OPT,MAX", help="Shapes of an ONNX file on the GPU, spelled as for build."),

@@ -11,7 +11,7 @@ on the CPU the configuration names the operator library.
 from __future__ import annotations
 
 import dataclasses
-import json
+import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -97,6 +97,7 @@ def triton(options: TritonOptions, talk: Talk) -> Repository:
         is_engine = engine_file.is_engine(options.model)
         _require_no_shapes(options, is_engine)
         served = _engine(options, talk) if is_engine else _onnx(options, talk)
+    _require_preloadable(folder, served)
     with talk.step("write", str(folder)), interrupt.temporary_folder(".", options.repository) as scratch:
         made = Path(scratch) / name
         (made / "1").mkdir(parents=True)
@@ -132,6 +133,19 @@ def _require_free_name(name: str, folder: Path) -> None:
             do="give another --name, or remove that folder",
         )
     check_output(folder)
+
+
+def _require_preloadable(folder: Path, served: _Served) -> None:
+    """LD_PRELOAD is a list, divided at spaces and colons, in which $ begins a variable; there is no way to quote."""
+    library = (folder / "lib" / AUTOLOAD).absolute()
+    if AUTOLOAD in {source.name for source in served.libraries} and re.search(r"[\s:;$]", str(library)):
+        raise UsageError(
+            "a server cannot preload a library from this folder",
+            where=str(folder),
+            got="a path with a space, a colon, a semicolon or a $ in it, which LD_PRELOAD cannot hold",
+            need="a path without them",
+            do="give another DIR or --name, or a link to the folder that has none",
+        )
 
 
 def _engine(options: TritonOptions, talk: Talk) -> _Served:
@@ -262,7 +276,7 @@ def config(name: str, served: _Served, options: TritonOptions) -> str:
     Requests are batched where the first dim of every input and output is one and the same symbol.
     """
     batch = _batch_symbol(served)
-    parts = [f"name: {json.dumps(name)}", f"platform: {json.dumps(served.platform)}"]
+    parts = [f"name: {_quoted(name)}", f"platform: {_quoted(served.platform)}"]
     parts.append(f"max_batch_size: {served.max_batch if batch else 0}")
     for side, tensors in (("input", served.inputs), ("output", served.outputs)):
         parts += [f"{side} {{ {_tensor(tensor, skip=bool(batch))} }}" for tensor in tensors]
@@ -274,15 +288,21 @@ def config(name: str, served: _Served, options: TritonOptions) -> str:
         if options.device == "gpu":
             parts.append(_accelerator(served.provider | {"trt_extra_plugin_lib_paths": library}))
         else:
-            parts.append(f"model_operations {{ op_library_filename: {json.dumps(library)} }}")
+            parts.append(f"model_operations {{ op_library_filename: {_quoted(library)} }}")
     return "\n".join(parts) + "\n"
 
 
 def _accelerator(parameters: Mapping[str, str]) -> str:
     """ONNX Runtime's TensorRT provider with its options, as Triton's ONNX Runtime backend spells them."""
-    spelled = " ".join(f"parameters {{ key: {json.dumps(k)} value: {json.dumps(v)} }}" for k, v in parameters.items())
+    spelled = " ".join(f"parameters {{ key: {_quoted(k)} value: {_quoted(v)} }}" for k, v in parameters.items())
     inner = f'gpu_execution_accelerator {{ name: "tensorrt" {spelled} }}'
     return f"optimization {{ execution_accelerators {{ {inner} }} }}"
+
+
+def _quoted(text: str) -> str:
+    """``text`` as a string of protobuf's text form, which is UTF-8: JSON's would have an emoji as two surrogates."""
+    escaped = "".join(f"\\{ord(c):03o}" if c in '"\\' or ord(c) < 32 or ord(c) == 127 else c for c in text)
+    return f'"{escaped}"'
 
 
 def _batch_symbol(served: _Served) -> str:
@@ -304,7 +324,7 @@ def _tensor(tensor: GraphInput, *, skip: bool) -> str:
     dims = ", ".join(str(dim) if isinstance(dim, int) else "-1" for dim in tensor.dims[int(skip) :])
     # Triton wants at least one dim: a number for each item of the batch is a vector of one to it.
     shape = f"dims: [ {dims} ]" if dims else "dims: [ 1 ] reshape { shape: [ ] }"
-    return f"name: {json.dumps(tensor.name)} data_type: {kind} {shape}"
+    return f"name: {_quoted(tensor.name)} data_type: {kind} {shape}"
 
 
 def _server_line(options: TritonOptions, folder: Path) -> str:

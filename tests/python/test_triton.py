@@ -79,8 +79,8 @@ def test_an_onnx_file_is_served_on_the_cpu_with_the_operator_library(
 def test_an_onnx_file_on_the_gpu_has_its_nodes_where_the_provider_finds_plugins_and_the_plugins_path(
     schema: ModuleType, tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert flash_trt("triton", tmp_path / "my models", fused(tmp_path / "m.onnx")) == EXIT_OK
-    folder, told = tmp_path / "my models" / "m", capsys.readouterr()
+    assert flash_trt("triton", tmp_path / "my(models)", fused(tmp_path / "m.onnx")) == EXIT_OK
+    folder, told = tmp_path / "my(models)" / "m", capsys.readouterr()
     autoload = str(folder / "lib" / "libflash_attention_autoload.so")
     preload, server, where = shlex.split(told.out.strip())
     assert preload == f"LD_PRELOAD={autoload}"
@@ -306,3 +306,37 @@ def test_a_model_of_the_same_name_is_not_replaced(tmp_path: Path, flash_trt: Com
     before = (tmp_path / "r" / "m" / "config.pbtxt").read_text()
     assert flash_trt("triton", tmp_path / "r", model, "--max-batch", 3) == EXIT_USAGE
     assert (tmp_path / "r" / "m" / "config.pbtxt").read_text() == before
+
+
+@pytest.mark.parametrize("name", ["q\U0001f600", "q\u00e9", 'q"\\', "q\n\x7f\x01", "\u0080q"])
+def test_a_tensor_of_any_name_is_configured(schema: ModuleType, tmp_path: Path, flash_trt: Command, name: str) -> None:
+    proto = onnx.load(fused(tmp_path / "m.onnx"))
+    proto.graph.input[0].name = name
+    for node in proto.graph.node:
+        node.input[:] = [name if given == "query" else given for given in node.input]
+    onnx.save(proto, tmp_path / "m.onnx")
+    assert flash_trt("triton", tmp_path / "models", tmp_path / "m.onnx", "--device", "cpu") == EXIT_OK
+    text = (tmp_path / "models" / "m" / "config.pbtxt").read_bytes().decode()
+    # The parser in C++, which is the server's, takes no surrogates; Python's would.
+    assert "\\ud" not in text
+    assert text_format.Parse(text, schema.ModelConfig()).input[0].name == name
+
+
+@pytest.mark.parametrize("place", ["my repo", "a:b", "a;b", "$LIB", "a\nb"])
+def test_a_folder_that_cannot_be_preloaded_from_is_refused(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    model = fused(tmp_path / "m.onnx")
+    assert flash_trt("triton", tmp_path / place, model, "--shape", f"query:2x{HEADS}x8x{HEAD_DIM}") == EXIT_USAGE
+    assert "LD_PRELOAD" in capsys.readouterr().err
+    assert not (tmp_path / place / "m").exists()
+    # On the CPU nothing is preloaded.
+    assert flash_trt("triton", tmp_path / place, model, "--device", "cpu") == EXIT_OK
+
+
+@pytest.mark.parametrize("flags", [("--max-batch", 2**31), ("--instances", 2**31), ("--delay-us", 2**63)])
+def test_a_number_that_the_configuration_cannot_hold_is_refused(
+    tmp_path: Path, flash_trt: Command, flags: tuple[str, int]
+) -> None:
+    model = fused(tmp_path / "m.onnx")
+    assert flash_trt("triton", tmp_path / "models", model, "--device", "cpu", *flags) == EXIT_USAGE
