@@ -29,6 +29,7 @@ from flash_export.options import Options
 from flash_export.report_html import as_html
 from flash_export.rewrite import rewrite
 from flash_export.save import Saved, Staged, check_output, refuse_to_replace, staged, written_paths
+from flash_export.save_report import replaced
 from flash_export.sites import Refusal, Site
 from flash_export.talk import Talk
 
@@ -125,9 +126,12 @@ def _fuse(options: Options, exported: Exported, output: Path, doubts: Mapping[st
         facts = dataclasses.replace(facts, nodes=(before, node_count(model)), example=example)
     with staged(model, exported.path, output, keep_unfused=exported.source_kind != "onnx") as files:
         checked = _check(options, exported, files, sites, talk)
+        note = replaced(options.report or output.parent, output, options.source)
         with talk.step("save", str(output)):
             document = report.as_json(facts, output, files.published_unfused, checked)
             saved = files.publish(document, options.report, page=as_html(document))
+    if note is not None:
+        talk.warn(note)
     talk.result(report.as_summary(saved, sites, checked))
     return Result(saved, tuple(sites), document)
 

@@ -55,6 +55,35 @@ def drop_kept(folder: Path, output: Path) -> None:
             (folder / f"{output.stem}.{name}").unlink(missing_ok=True)
 
 
+def replaced(folder: Path, output: Path, source: Path) -> str | None:
+    """A line on the file at ``output`` where it is there and is no earlier export of ``source``; None otherwise.
+
+    Asked before the export is published. What lies there is told from the reports in ``folder``.
+    """
+    if not output.is_file():
+        return None
+    for report in (folder / REPORT, folder / f"{output.stem}.{REPORT}"):
+        model = _model_of(report)
+        if model is not None and _same(model, output):
+            was = _source_of(report)
+            known = was is not None and _may_be(was, source)
+            return None if known else f"{output.name} has replaced the export of {was or 'another source'}"
+    return f"{output.name} has replaced a file of that name"
+
+
+def _source_of(report: Path) -> PurePath | None:
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        source = PurePath(json.loads(report.read_bytes())["source"])
+        return source if str(source).isprintable() else None
+    return None
+
+
+def _may_be(was: PurePath, source: Path) -> bool:
+    """Whether a source written down earlier, maybe from a folder nobody knows, can be ``source``."""
+    known, now = [part for part in was.parts if part not in ("..", ".")], source.resolve().parts
+    return Path(was).resolve() == source.resolve() if was.is_absolute() else list(now[len(now) - len(known) :]) == known
+
+
 def _same(model: PurePath, output: Path) -> bool:
     """Whether a report's path is ``output``; one that was written down from a folder nobody knows has but its name."""
     return Path(model).resolve() == output.resolve() if model.is_absolute() else model.name == output.name

@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
+from exporter import small_models
 from exporter.test_save import fuse, write_unfused
 
+import flash_export
 from flash_export.load import _files_of_folder
 from flash_export.save import staged
-from flash_export.save_report import keep_others
+from flash_export.save_report import keep_others, replaced
 
 
 def publish(output: Path, note: str = "", *, folder: Path | None = None) -> None:
@@ -92,3 +94,38 @@ def test_reports_are_no_files_of_a_model_folder(tmp_path: Path) -> None:
     for name in ("config.json", "report.json", "a.report.json", "model.safetensors"):
         (tmp_path / name).touch()
     assert {p.name for p in _files_of_folder(tmp_path)} == {"config.json", "model.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ("gpt.pt", "gpt.pt", None),
+        ("../gpt.pt", "gpt.pt", None),
+        ("{here}/gpt.pt", "gpt.pt", None),
+        ("gpt.pt", "gpt.onnx", "out.onnx has replaced the export of gpt.pt"),
+        ("a/gpt.pt", "b/gpt.pt", "out.onnx has replaced the export of a/gpt.pt"),
+        ("{here}/a/gpt.pt", "gpt.pt", "out.onnx has replaced the export of {here}/a/gpt.pt"),
+    ],
+)
+def test_an_export_that_replaces_another_sources_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, now: str, said: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = tmp_path / "out.onnx"
+    assert replaced(tmp_path, output, Path(now)) is None
+    output.touch()
+    assert replaced(tmp_path, output, Path(now)) == "out.onnx has replaced a file of that name"
+    content = {"output": str(output), "source": before.format(here=tmp_path)}
+    for name in ("report.json", "out.report.json"):
+        (tmp_path / name).write_text(json.dumps(content))
+        assert replaced(tmp_path, output, Path(now)) == (said and said.format(here=tmp_path))
+        (tmp_path / name).write_text(json.dumps(content | {"output": "other.onnx"}))
+
+
+def test_two_sources_of_one_name_end_in_one_line(tmp_path: Path) -> None:
+    first, second = (small_models.write(small_models.ATTENTION, tmp_path / n) for n in ("gpt.onnx", "gpt.pb"))
+    output = tmp_path / "gpt.flash.onnx"
+    assert flash_export.rewrite(first, output=output).warnings == ()
+    assert flash_export.rewrite(first, output=output).warnings == ()
+    (warning,) = flash_export.rewrite(second, output=output).warnings
+    assert warning == f"gpt.flash.onnx has replaced the export of {first}"
