@@ -84,7 +84,7 @@ def test_an_onnx_file_on_the_gpu_has_its_nodes_where_the_provider_finds_plugins_
     autoload = str(folder / "lib" / "libflash_attention_autoload.so")
     preload, server, where = shlex.split(told.out.strip())
     assert preload == f"LD_PRELOAD={autoload}"
-    assert [server, where] == ["tritonserver", f"--model-repository={tmp_path / 'my models'}"]
+    assert [server, where] == ["tritonserver", f"--model-repository={tmp_path / 'my(models)'}"]
     assert (folder / "lib" / "libflash_attention_plugin.so").is_file()
     config = _config(schema, folder)
     (accelerator,) = config.optimization.execution_accelerators.gpu_execution_accelerator
