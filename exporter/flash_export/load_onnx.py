@@ -56,6 +56,8 @@ def verify(path: Path, limits: Limits = LIMITS) -> None:
         UsageError: no ONNX model, broken external data, or refused by onnx's checker.
         UnsafeInput: external data outside the folder, or sizes that are no model's.
     """
+    if _undecodable(path):
+        raise _broken(path, "a path that is no text in this locale", "UTF-8, with which onnx opens files", "rename it")
     size = path.stat().st_size
     if size > limits.file_bytes:
         raise _broken(path, f"{size} bytes in one file", f"at most {limits.file_bytes}, weights as external data")
@@ -258,13 +260,23 @@ def _number(text: str | None, key: str, where: str) -> int | None:
     return int(text)
 
 
-def _broken(where: object, got: str, need: str) -> UsageError:
+def _undecodable(path: Path) -> bool:
+    """Whether Python holds bytes in the path that are no text in this locale."""
+    return any("\udc80" <= letter <= "\udcff" for letter in str(path))
+
+
+def _broken(
+    where: object,
+    got: str,
+    need: str,
+    do: str = "check that the .onnx and its data file were copied whole and together",
+) -> UsageError:
     return UsageError(
         "the ONNX file cannot be read",
         where=str(where),
         got=got,
         need=need,
-        do="check that the .onnx and its data file were copied whole and together",
+        do=do,
     )
 
 

@@ -188,9 +188,10 @@ def refuse_to_replace(read: Iterable[Path], written: Iterable[Path]) -> None:
     Raises:
         UsageError: names that file.
     """
-    sources = {path.resolve() for path in read}
+    # realpath: Path.resolve raises at a link to itself, which a rename replaces like any other link.
+    sources = {os.path.realpath(path) for path in read}
     for path in written:
-        if path.resolve() in sources:
+        if os.path.realpath(path) in sources:
             raise UsageError(
                 "the output would replace the source",
                 where=str(path),

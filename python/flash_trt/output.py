@@ -53,7 +53,7 @@ def check_outputs(written: Iterable[Path | None], read: Iterable[Path]) -> None:
     """
     wanted = [path for path in written if path is not None]
     refuse_to_replace(read, wanted)
-    resolved = [path.resolve() for path in wanted]
+    resolved = [os.path.realpath(path) for path in wanted]
     if twice := [path for path, place in zip(wanted, resolved, strict=True) if resolved.count(place) > 1]:
         raise UsageError(
             "two outputs would be one file",

@@ -11,6 +11,7 @@ on the CPU the configuration names the operator library.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shlex
 import shutil
@@ -124,7 +125,7 @@ def _require_free_name(name: str, folder: Path) -> None:
             need="a name without / and without a dot in front",
             do="give another --name",
         )
-    if folder.exists():
+    if os.path.lexists(folder):  # Path.exists raises where a name is too long, which check_output tells of
         raise UsageError(
             "the repository has a model of this name",
             where=str(folder),
