@@ -9,6 +9,7 @@ causal. A mask for which that length is unknown or too large to try stays a tens
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
@@ -95,7 +96,7 @@ def trials_of(
     if found is None or switches is None or max([found[1], *switches]) > FAR:
         return None
     results = []
-    for sizes, must_fit in _settings(sorted(needed), sorted({*found[0], *switches}), found[1]):
+    for sizes, must_fit in _settings(sorted(needed), *found, switches):
         rows, columns = seqlen_q.evaluate(sizes), seqlen_kv.evaluate(sizes)
         if rows < 0 or columns < 1:
             continue
@@ -127,10 +128,13 @@ def _as_matrix(array: np.ndarray, rows: int, columns: int) -> np.ndarray | None:
         return None
 
 
-def _settings(names: list[str], marks: list[int], reach: int) -> Iterator[tuple[Mapping[str, int], bool]]:
+def _settings(
+    names: list[str], marks: list[int], reach: int, switches: list[int]
+) -> Iterator[tuple[Mapping[str, int], bool]]:
     """Sizes of the dynamic dims to try, and whether nothing is proven without them.
 
-    They are distinct, equal, 1, beyond a tile, just at and past every landmark, beyond all of them, and far.
+    They are distinct, equal, 1, beyond a tile, just at and past every landmark, beyond all of them, and far; and each
+    length around which the form may switch, beside others that are shorter, alike, longer and beyond all landmarks.
     """
     count = range(len(names))
     yield dict(zip(names, (5 + 2 * i for i in count), strict=True)), True
@@ -144,6 +148,13 @@ def _settings(names: list[str], marks: list[int], reach: int) -> Iterator[tuple[
         yield dict.fromkeys(names, 5) | {one: max(NEAR, reach) + 3}, True
         if len(names) > 1:
             yield dict.fromkeys(names, 5) | {one: FAR + 3}, False
+    for size, one in itertools.product(switches, names):
+        yield dict.fromkeys(names, size), size <= NEAR
+        yield dict.fromkeys(names, 5) | {one: size}, True
+        for other in names:
+            if other != one:
+                yield dict.fromkeys(names, 5) | {other: size + 7, one: size}, True
+                yield dict.fromkeys(names, 5) | {other: max(NEAR, reach) + 3, one: size}, True
     for mark in marks:
         for size in (mark, mark + 3):
             for one in names:

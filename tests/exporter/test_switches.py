@@ -42,6 +42,18 @@ CONDITIONS = {
         {"n": 7, "m": 13},
         (7, 13, 13),
     ),
+    "one length, beside a longer one": (
+        "a = Equal (rows, n)\n b = Less (rows, columns)",
+        "And (a, b)",
+        {"n": 330},
+        (1, 330, 400),
+    ),
+    "one length, at keys far behind": (
+        "a = Equal (rows, n)\n b = Greater (j, m)",
+        "And (a, b)",
+        {"n": 330, "m": 700},
+        (1, 330, 710),
+    ),
     "two remainders": (
         "a = Mod (rows, n)\n b = Mod (rows, m)\n c = Equal (a, w)\n d = Equal (b, i1)",
         "And (c, d)",
