@@ -88,11 +88,20 @@ def test_a_buffer_that_training_fills_in_has_to_be_in_the_file(what: str) -> Non
     assert "1 missing (extra)" in error.value.got
 
 
-def test_a_parameter_has_to_be_in_the_file() -> None:
-    weights = {name: tensor for name, tensor in trained().items() if name != "qkv.bias"}
+def with_table() -> Masked:
+    """A parameter whose first value is computed, as a mask is."""
+    module = Masked()
+    module.table = torch.nn.Parameter(torch.arange(5.0))
+    return module
+
+
+@pytest.mark.parametrize("name", ["qkv.bias", "table"])
+def test_a_parameter_has_to_be_in_the_file(name: str) -> None:
+    weights = with_table().state_dict()
+    del weights[name]
     with pytest.raises(UsageError, match="not this model's") as error:
-        filled(weights)
-    assert "1 missing (qkv.bias)" in error.value.got
+        filled(weights, with_table)  # type: ignore[arg-type]
+    assert f"1 missing ({name})" in error.value.got
 
 
 def test_a_model_that_is_built_once_gives_no_buffers() -> None:
