@@ -250,9 +250,10 @@ def _refuse_used(candidate: _Candidate, live: set[ir.Node]) -> None:
     late = any(candidate.plan.nodes.index(n) >= after for n in remaining)
     what = "probabilities" if late else "scores"
     outputs = g.for_outputs([v for node in remaining for v in node.outputs], candidate.plan.nodes)
+    who = f"outside the attention{outputs}" if outputs else "by another node"
     reason = Refusal(
         f"{what}_used",
-        f"the {what} are also read outside the attention{outputs}; FlashAttention never forms them",
+        f"the {what} are also read {who}; FlashAttention never forms them",
         name_of(remaining[0]),
         f"export the model so that nothing else reads the {what}",
     )

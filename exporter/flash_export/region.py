@@ -95,7 +95,7 @@ def multiply(node: ir.Node, left: Axes, right: Axes, shapes: Shapes) -> Product:
     if result is None:
         raise Refused(
             "product_form",
-            f"the axes of the two operands of {node.op_type} cannot be matched",
+            f"the axes of the two operands of {node.op_type} cannot be followed",
             node,
             "report the model's shapes; the attention stays in standard operators",
         )

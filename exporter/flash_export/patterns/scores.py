@@ -198,21 +198,28 @@ def _row_factor(node: ir.Node, by: ir.Value, region: Region) -> Callable[[Expres
 
     def effect(e: Expression) -> None:
         shape = region.shapes.shape(by)
-        if node.op_type == "Div" or shape is None or shape[-1:] not in ((), (ONE,)) or len(shape) > len(e.axes):
-            what = "by a tensor that differs from key to key"
+        if node.op_type == "Div":
+            what = "divided by a tensor"
+        elif shape is None or shape[-1:] not in ((), (ONE,)) or len(shape) > len(e.axes):
+            what = "multiplied by a tensor that differs from key to key"
         elif e.terms or e.softcap or e.inside_tanh or e.sinks is not None:
-            what = "by a tensor after a mask, a bias, a soft cap or a sink"
+            what = "multiplied by a tensor after a mask, a bias, a soft cap or a sink"
         else:
             e.row_factors.append(Side(by, e.axes, node))
             return
         raise Refused(
             "scale_not_scalar",
-            f"the scores are multiplied {what}, not by one number or one a row",
+            f"the scores are {what}; one number, or a factor for each row, is read as the scale",
             node,
             "multiply Q by the tensor before the product, or leave this attention in standard operators",
         )
 
     return effect
+
+
+def _negated(node: ir.Node, region: Region) -> list[Step]:
+    source = node.inputs[0]
+    return [] if source is None else [Step(node, source, lambda e: e.multiply(-1.0))]
 
 
 def _shift(node: ir.Node, scores: ir.Value | None, by: ir.Value | None, region: Region) -> list[Step] | None:
@@ -236,6 +243,8 @@ def _shift(node: ir.Node, scores: ir.Value | None, by: ir.Value | None, region: 
 
 def _added(node: ir.Node, region: Region) -> list[Step]:
     a, b = node.inputs[0], node.inputs[1]
+    if a is b and a is not None and node.op_type == "Add":
+        return [Step(node, a, lambda e: e.multiply(2.0))]
     shifted = _shift(node, a, b, region)
     if shifted is not None:
         return shifted
@@ -318,11 +327,12 @@ def _tanh(node: ir.Node, region: Region) -> list[Step]:
         if e.inside_tanh:
             raise Refused("softcap_form", "a tanh lies inside the tanh of the soft cap", node, "cap the scores once")
         if e.terms or e.softcap:
+            inside = "another soft cap" if e.softcap else "a mask or bias"
             raise Refused(
                 "softcap_form",
-                "a mask or bias lies inside the tanh of the soft cap; FlashAttention caps before it masks",
+                f"{inside} lies inside the tanh of the soft cap; FlashAttention caps once, before it masks",
                 node,
-                "apply the cap to the scaled scores first",
+                "apply one cap to the scaled scores first",
             )
         e.inside_tanh = True
 
@@ -354,6 +364,7 @@ _READERS: dict[str, Callable[[ir.Node, Region], list[Step]]] = {
         ("Identity", "Dropout", "Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"), _layout
     ),
     "Mul": _scaled,
+    "Neg": _negated,
     "Div": _scaled,
     "Add": _added,
     "Sub": _added,

@@ -58,7 +58,7 @@ def apply(node: ir.Node, value: ir.Value, expression: Expression, region: Region
                 return
     raise Refused(
         "probabilities_changed",
-        "Where sets probabilities to 0 by another mask than that of the scores",
+        "Where sets probabilities to 0, and the scores have no mask of the same condition that hides for sure",
         node,
         "mask the scores with minus infinity by the same condition, or leave the second mask out",
     )

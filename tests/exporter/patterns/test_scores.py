@@ -129,3 +129,32 @@ def test_the_maximum_over_another_axis_is_no_shift() -> None:
         "pt = Transpose <perm = [0, 1, 3, 2]> (p)\n out = MatMul (pt, v)\n"
     )
     assert code(model(lines.replace("{}", "m1"), constants=CONSTANTS)) == "softmax_axis"
+
+
+@pytest.mark.parametrize(("lines", "scale"), [("masked = Neg (scaled)", -0.5), ("masked = Add (scaled, scaled)", 1.0)])
+def test_scores_that_are_negated_or_doubled_have_another_scale(lines: str, scale: float) -> None:
+    proto = model(graphs.PRODUCT + lines + "\n" + graphs.REST)
+    fused, sites = fuse(proto)
+    site = only(sites)
+    assert site.status == "fused", site.reason
+    assert site.attributes is not None
+    assert site.attributes.scale == scale
+    for sizes in SIZES:
+        inputs = numbers(sizes)
+        expected, got = both(proto, fused, inputs)
+        np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ("t1 = Tanh (scaled)\n a = Mul (t1, half)\n t2 = Tanh (a)\n masked = Mul (t2, half)", "another soft cap lies"),
+        ("w = Abs (sinks)\n h = Reshape (w, per_head)\n masked = Div (scaled, h)", "are divided by a tensor"),
+        ("m = ReduceMean (scaled, m1)\n masked = Sub (scaled, m)", "are also read by another node"),
+    ],
+)
+def test_a_refusal_says_what_is_so(lines: str, why: str) -> None:
+    proto = model(graphs.PRODUCT + lines + "\n" + graphs.REST, inputs=SINKS, constants=CONSTANTS)
+    site = only(fuse(proto)[1])
+    assert site.reason is not None
+    assert why in site.reason.text
