@@ -97,7 +97,7 @@ def read(path: Path) -> OnnxFile:
         UsageError: no such file, no ONNX model, its external data is missing or broken, or a killed export to it cannot
             be completed.
         UnsafeInput: its external data lies outside its folder, or its sizes are no model's.
-        UnsupportedModel: its FlashAttention nodes are of a newer version than this one knows.
+        UnsupportedModel: its FlashAttention nodes are of a newer version, or of a name, that this one does not know.
     """
     finish_interrupted(path)
     try:
@@ -116,6 +116,7 @@ def read(path: Path) -> OnnxFile:
     load_onnx.verify(path)
     proto = onnx.load(str(path), format="protobuf", load_external_data=False)
     _require_known_version(path, proto)
+    _require_known_operators(path, proto)
     constants = {tensor.name for tensor in proto.graph.initializer}
     inputs = tuple(_graph_input(value) for value in proto.graph.input if value.name not in constants)
     return OnnxFile(path, proto, inputs, tuple(_flash_nodes(proto)))
@@ -131,6 +132,20 @@ def _require_known_version(path: Path, proto: onnx.ModelProto) -> None:
             need=f"version {VERSION} or older",
             do="install the flash-export that wrote it, or export the model again with this one",
         )
+
+
+def _require_known_operators(path: Path, proto: onnx.ModelProto) -> None:
+    """An operator with a body of its own runs anywhere; without one nobody knows what it is."""
+    bodies = {function.name for function in proto.functions if function.domain == DOMAIN}
+    for node in _nodes_everywhere(proto):
+        if node.domain == DOMAIN and node.op_type not in OPERATORS and node.op_type not in bodies:
+            raise UnsupportedModel(
+                f"no operator of domain {DOMAIN} has this name",
+                where=f'{path}, node "{node.name or node.output[0]}"',
+                got=node.op_type,
+                need=f"one of {', '.join(OPERATORS)}, or a function in the file that says what it is",
+                do="install the flash-export that wrote the model, or export it again with this one",
+            )
 
 
 def _unreadable(path: Path, got: str) -> UsageError:

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from python.attention_models import HEAD_DIM, HEADS, flash_node, fused
 
-from flash_export.errors import UnsafeInput, UsageError
+from flash_export.errors import UnsafeInput, UnsupportedModel, UsageError
 from flash_export.op import DOMAIN
 from flash_trt import onnx_file
 from flash_trt.onnx_file import read
@@ -44,6 +44,15 @@ def test_a_node_in_a_function_counts_once_for_each_call(tmp_path: Path) -> None:
 def test_a_function_that_nobody_calls_counts_for_nothing(tmp_path: Path) -> None:
     path = _save(tmp_path / "m.onnx", [helper.make_node("Identity", ["query"], ["output"])], [_block()])
     assert read(path).flash_nodes == ()
+
+
+def test_an_operator_of_ours_that_nobody_knows_is_refused_unless_it_has_a_body(tmp_path: Path) -> None:
+    node = helper.make_node("FlashFoo", ["query"], ["output"], name="strange", domain=DOMAIN)
+    with pytest.raises(UnsupportedModel, match=r'node "strange"\n +got +FlashFoo'):
+        read(_save(tmp_path / "m.onnx", [node]))
+    body = helper.make_node("Identity", ["x"], ["y"])
+    known = helper.make_function(DOMAIN, "FlashFoo", ["x"], ["y"], [body], OPSETS)
+    assert read(_save(tmp_path / "m.onnx", [node], [known])).flash_nodes == ()
 
 
 def test_an_attribute_by_reference_gets_the_value_of_the_call(tmp_path: Path) -> None:
