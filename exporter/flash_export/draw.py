@@ -32,6 +32,15 @@ _LENGTHS = ((67, 41, 53, 37), (1, 19, 5, 11), (131, 97, 29, 71))
 MOST_NUMBERS = 2**30
 """In one input; a shape that asks for more is a mistake or an attack."""
 
+MOST_AXES = 64
+"""NumPy's arrays have no more."""
+
+_DRAWN = frozenset(
+    getattr(ir.DataType, name)
+    for name in "BOOL INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 FLOAT16 BFLOAT16 FLOAT DOUBLE".split()
+)
+"""Types whose arrays ONNX Runtime takes in Python."""
+
 _LONGEST_DIM = 500
 """A dim with more characters is a name to us, and no expression."""
 
@@ -107,20 +116,20 @@ def _draw(
     seed: int,
 ) -> np.ndarray:
     dtype = value.dtype
-    if dtype is None or dtype == ir.DataType.STRING or not isinstance(value.type, ir.TensorType):
+    if dtype is None or dtype not in _DRAWN or not isinstance(value.type, ir.TensorType):
         raise UsageError(
             "cannot draw random numbers for a graph input",
             where=f"input {value.name}",
             got=f"type {value.type}",
-            need="a tensor of numbers",
-            do="give the inputs with --values FILE.npz, or leave the check out with --no-check",
+            need="a tensor of truths, of integers of 8 bits and more, or of floats of 16 and more",
+            do="let the model take such a type and cast it inside; flash-export leaves the check out with --no-check",
         )
-    if min(shape, default=0) < 0 or math.prod(shape) > MOST_NUMBERS:
+    if min(shape, default=0) < 0 or math.prod(shape) > MOST_NUMBERS or len(shape) > MOST_AXES:
         raise UsageError(
             "cannot draw random numbers for a graph input",
             where=f"input {value.name}",
             got=f"shape {list(shape)}",
-            need=f"sizes of 0 or more, together at most {MOST_NUMBERS:,} numbers",
+            need=f"sizes of 0 or more, together at most {MOST_NUMBERS:,} numbers, along at most {MOST_AXES} axes",
             do="give the inputs with --values FILE.npz, or leave the check out with --no-check",
         )
     numpy_dtype = dtype.numpy()

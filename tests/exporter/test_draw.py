@@ -270,3 +270,18 @@ def test_a_shape_of_which_no_numbers_can_be_drawn_is_a_usage_error(dims: str) ->
         draw_inputs(given, {})
     assert error.value.where == "input z"
     assert error.value.got == f"shape [{dims}]"
+
+
+@pytest.mark.parametrize("kind", [ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.FLOAT8E4M3FN, ir.DataType.COMPLEX64])
+def test_an_input_of_a_type_that_no_array_here_has_is_refused(kind: ir.DataType) -> None:
+    typed = model("g (float[3] x) => (float[3] y) { y = Identity(x) }")
+    typed.graph.inputs[0].type = ir.TensorType(kind)
+    with pytest.raises(UsageError, match=f"type {kind.name}"):
+        draw_inputs(typed, {})
+
+
+def test_an_input_of_more_axes_than_an_array_has_is_refused() -> None:
+    deep = model("g (float[3] x) => (float[3] y) { y = Identity(x) }")
+    deep.graph.inputs[0].shape = ir.Shape([1] * 65)
+    with pytest.raises(UsageError, match="along at most 64 axes"):
+        draw_inputs(deep, {})
