@@ -35,10 +35,8 @@ MOST_NUMBERS = 2**30
 MOST_AXES = 64
 """NumPy's arrays have no more."""
 
-_DRAWN = frozenset(
-    getattr(ir.DataType, name)
-    for name in "BOOL INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 FLOAT16 BFLOAT16 FLOAT DOUBLE".split()
-)
+_NAMES = "BOOL INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 FLOAT16 BFLOAT16 FLOAT DOUBLE"
+_DRAWN = frozenset(ir.DataType[name] for name in _NAMES.split())
 """Types whose arrays ONNX Runtime takes in Python."""
 
 _LONGEST_DIM = 500
@@ -122,7 +120,8 @@ def _draw(
             where=f"input {value.name}",
             got=f"type {value.type}",
             need="a tensor of truths, of integers of 8 bits and more, or of floats of 16 and more",
-            do="let the model take such a type and cast it inside; flash-export leaves the check out with --no-check",
+            do="give the inputs with --values FILE.npz, let the model take such a type and cast it inside, or leave the"
+            " check out with --no-check",
         )
     if min(shape, default=0) < 0 or math.prod(shape) > MOST_NUMBERS or len(shape) > MOST_AXES:
         raise UsageError(
