@@ -30,6 +30,10 @@ class NotAttention(Exception):
     """The softmax weighs something else: a classifier head, a gate, a pooling."""
 
 
+class NoAnchor(Exception):
+    """The node is of an operator that softmaxes are written with, and makes none."""
+
+
 def name_of(node: ir.Node | None) -> str:
     """The node's name, or its first output's where it has none."""
     if node is None:

@@ -14,13 +14,13 @@ import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
 from flash_export import graph as g
-from flash_export.canonical import Attention, NotAttention, Refused, name_of
+from flash_export.canonical import Attention, NoAnchor, NotAttention, Refused, name_of
 from flash_export.drafts import Drafts, is_draft
 from flash_export.evaluate import Evaluator
 from flash_export.foreign_body import foreign_bodies
 from flash_export.inline import CannotInline, functions_with, inline
 from flash_export.op import DOMAIN, FLOAT_ATTRIBUTES, INT_ATTRIBUTES, OPERATORS, Attributes
-from flash_export.patterns import PATTERNS
+from flash_export.patterns import PATTERNS, WRITTEN_OUT
 from flash_export.plan import Plan, make_plan
 from flash_export.region import Region
 from flash_export.shape_reads import answered_elsewhere
@@ -114,7 +114,8 @@ def _region(
 def _visit(node: ir.Node, region: Region) -> Site | _Candidate | None:
     if node.domain == DOMAIN and node.op_type in OPERATORS:
         return _existing(node, region)
-    reader = PATTERNS.get(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
+    operator = ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
+    reader = PATTERNS.get(operator) or WRITTEN_OUT.get(operator)
     if reader is None:
         return None
     site = Site(name=name_of(node), status="not_attention")
@@ -122,6 +123,8 @@ def _visit(node: ir.Node, region: Region) -> Site | _Candidate | None:
     try:
         attention = reader(node, region)
         return _Candidate(site, attention, make_plan(attention, region))
+    except NoAnchor:
+        return None
     except NotAttention:
         region.drafts.discard(mark)
         return site

@@ -15,6 +15,7 @@ from flash_export.patterns import (
     contrib_packed_weights,
     softmax,
     standard_attention,
+    written_softmax,
 )
 from flash_export.region import Region
 
@@ -28,3 +29,6 @@ PATTERNS: dict[tuple[str, str], Callable[[ir.Node, Region], Attention]] = {
     **{(contrib.DOMAIN, operator): contrib.read for operator in contrib.OPERATORS},
 }
 """Domain and operator of an anchor -> its reader: the canonical form, or Refused, or NotAttention."""
+
+WRITTEN_OUT = {("", "Exp"): written_softmax.read, ("", "LogSoftmax"): written_softmax.read}
+"""The same of operators that seldom are an anchor, or NoAnchor. A function with one is not inlined for its sake."""

@@ -16,6 +16,7 @@ from flash_export.dims import ONE
 from flash_export.layout import Axes, Axis, Chain, is_float_cast, leaves, step, trains
 from flash_export.patterns import zeroed
 from flash_export.patterns.contrib_inputs import require_inputs
+from flash_export.patterns.nearby import product_above, product_below
 from flash_export.patterns.quantized import QUANTIZE_AFTERWARDS, is_quantization, refuse_quantized
 from flash_export.patterns.scores import Expression, Step, read_scores, refuse_replaced
 from flash_export.patterns.spread import spread
@@ -28,10 +29,6 @@ BIAS_SOFTMAX = "BiasSoftmax"
 
 _LARGEST_FACTOR, _ROUNDED = 1e30, 1e-4
 """What V is multiplied by where the second product has a factor: no larger, and rounded to V's type by no more."""
-
-REACH = 24
-"""Nodes looked at when deciding whether a softmax that does not match is attention at all."""
-
 
 NEARBY = ("unknown_operator", "probabilities_used", "probabilities_changed", "dropout_active", "quantized", "sink")
 """Reasons found before the product of Q and K is: without one within reach, the softmax is no attention."""
@@ -52,7 +49,7 @@ def read(anchor: ir.Node, region: Region) -> Attention:
         down, second = _read_probabilities(anchor, region)
         first, up = read_scores(source, region)
     except Refused as error:
-        if error.reason.code in NEARBY and not _product_above(source):
+        if error.reason.code in NEARBY and not product_above(source):
             raise NotAttention("no product of two activations lies above the softmax") from error
         raise
     for product in (first, second):
@@ -103,11 +100,11 @@ def _guard(value: ir.Value, readers: list[ir.Node]) -> ir.Node | None:
 
 
 def _shared(value: ir.Value, readers: list[ir.Node]) -> Exception:
-    if not any(_product_below(node) for node in readers):
+    if not any(product_below(node) for node in readers):
         return NotAttention("the softmax's output enters no product")
     others = ", ".join(n.op_type for n in readers if not is_product(n))
     # A reader with a product below it is a layout operator on the way to V, or another layer.
-    outputs = g.for_outputs([value], [n for n in readers if is_product(n) or _product_below(n)])
+    outputs = g.for_outputs([value], [n for n in readers if is_product(n) or product_below(n)])
     used = "are an output of the graph" if value.is_graph_output() else "are also read by another product"
     return Refused(
         "probabilities_used",
@@ -119,7 +116,7 @@ def _shared(value: ir.Value, readers: list[ir.Node]) -> Exception:
 
 
 def _changed(value: ir.Value, node: ir.Node) -> Exception:
-    if not _product_below(node):
+    if not product_below(node):
         return NotAttention("the softmax's output enters no product")
     if is_quantization(node):
         return Refused("quantized", f"{node.op_type} follows the softmax", node, QUANTIZE_AFTERWARDS)
@@ -131,39 +128,6 @@ def _changed(value: ir.Value, node: ir.Node) -> Exception:
         node,
         "attention whose probabilities are changed has no fused form; it stays in standard operators",
     )
-
-
-def _product_below(node: ir.Node) -> bool:
-    queue, seen, rounding = [node], {node}, 0
-    while queue and len(seen) - rounding < REACH:
-        current = queue.pop(0)
-        rounding += is_quantization(current)
-        if is_product(current):
-            return not any(g.is_weight(v) for v in current.inputs if v is not None)
-        following = [n for v in current.outputs for n in users(v) if n not in seen]
-        seen.update(following)
-        queue.extend(following)
-    return False
-
-
-def _product_above(value: ir.Value) -> bool:
-    queue: list[ir.Value] = [value]
-    seen = 0
-    while queue and seen < REACH:
-        seen += 1
-        node = queue.pop(0).producer()
-        if node is None:
-            continue
-        if is_product(node):
-            if not any(g.is_weight(v) for v in node.inputs if v is not None):
-                return True
-            continue
-        if is_quantization(node):
-            seen -= 1  # a quantizer may round every tensor on the way, which makes the way no longer
-            queue[:0] = [v for v in node.inputs[:1] if v is not None]
-        elif not g.is_op(node, "LayerNormalization", "BatchNormalization", "Conv", "Gemm", "Shape"):
-            queue.extend(v for v in node.inputs if v is not None)
-    return False
 
 
 def _zero(anchor: ir.Node, expression: Expression, down: list[ir.Node], region: Region) -> None:
