@@ -73,8 +73,11 @@ class Primitives:
 
         Raises:
             RuntimeError: the launch failed.
+            ValueError: ``given`` is not as long as what the probe reads.
         """
         i = self.names.index(name)
+        if given.size != self.in_bytes(name):
+            raise ValueError(f"{name} reads {self.in_bytes(name)} bytes, not {given.size}")
         source = torch.from_numpy(given.copy()).to(self._place)
         out = torch.full((self._library.primitiveOutBytes(i),), 0xA5, dtype=torch.uint8, device=self._place)
         stream = torch.cuda.current_stream().cuda_stream if self._place == "cuda" else 0
@@ -108,9 +111,10 @@ def make_inputs(name: str, in_bytes: int) -> dict[str, NDArray[np.uint8]]:
     if name == "pages":
         return {name: _bytes(random.bytes(in_bytes - 32), np.int32([-7, 3, 0, 77, 4, 9, 9, 9]))}
     if name == "combine":
-        lse = random.standard_normal(12) * 3
-        lse[[1, 5, 9, 2]] = -np.inf  # row 1 has no key at all, row 2 none in the first split
-        return {name: _bytes(random.standard_normal(480).astype(np.float32), lse.astype(np.float32),
+        maxima, sums = random.standard_normal(12) * 3, random.uniform(1, 9, 12)
+        empty = [1, 5, 9, 2]  # row 1 has no key at all, row 2 none in the first split
+        maxima[empty], sums[empty] = -np.inf, 0
+        return {name: _bytes(*(x.astype(np.float32) for x in (random.standard_normal(480), maxima, sums)),
                              np.float32([-np.inf, 0.5]))}  # fmt: skip
     if name == "append":
         return {name: _bytes(random.bytes(in_bytes - 16), np.int32([15, 1, 0, 0]))}

@@ -43,6 +43,26 @@ def test_both_compilers_make_the_same_probes(script: ModuleType, emulated, nativ
     assert len(set(emulated.names)) == len(emulated.names) >= 25
 
 
+def test_a_probe_is_given_what_it_reads_and_says_the_same_every_time(script: ModuleType, emulated, outputs) -> None:  # type: ignore[no-untyped-def]
+    assert script.compare(emulated.outputs(), outputs) == {}
+    with pytest.raises(ValueError, match=r"combine reads \d+ bytes, not 4"):
+        emulated.run("combine", np.zeros(4, np.uint8))
+
+
+def test_a_split_row_is_the_weighted_mean_of_its_parts(script: ModuleType, emulated, outputs) -> None:  # type: ignore[no-untyped-def]
+    parts = given(script, emulated, "combine").view(np.float32).astype(np.float64)
+    partial, maxima, sums = parts[:480].reshape(3, 4, 40), parts[480:492].reshape(3, 4), parts[492:504].reshape(3, 4)
+    sinks = np.repeat(parts[504:], 2)  # two heads of two queries
+    weights = sums * np.exp(maxima)
+    total = weights.sum(0) + np.exp(sinks)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        expected = np.nan_to_num((weights[:, :, None] * partial).sum(0) / total[:, None])
+        lse = np.log(total)
+    found = outputs["combine"].view(np.float32)
+    np.testing.assert_allclose(found[:160].reshape(4, 40), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found[160:], lse, rtol=1e-5)
+
+
 def test_any_other_output_is_noticed(script: ModuleType, outputs: dict[str, NDArray[np.uint8]]) -> None:
     assert script.compare(outputs, outputs) == {}
     for case in outputs:
