@@ -29,8 +29,19 @@ def start(module: str, *arguments: object, before: str = "", folder: Path) -> su
     code += f"from {module}.__main__ import main\nmain()\n"
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(folder / "tmp")}
     return subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=variables, cwd=folder
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=variables,
+        cwd=folder,
+        preexec_fn=_take_signals,
     )
+
+
+def _take_signals() -> None:
+    """Tests that run in the background, or under nohup, are started with signals ignored, and so is what they start."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def end(process: subprocess.Popen[bytes], number: int, folder: Path) -> tuple[int, str]:
