@@ -17,7 +17,7 @@ CONDITIONS = {
     "a length between two": (
         "a = Less (rows, m)\n b = Greater (rows, n)",
         "And (a, b)",
-        {"n": 333, "m": 367},
+        {"n": 349, "m": 351},
         (1, 350, 350),
     ),
     "three times a length between two": (
@@ -63,8 +63,8 @@ CONDITIONS = {
     "a number that a condition has moved": (
         "c = Greater (rows, n)\n f = Cast <to = 7> (c)\n g = Mul (f, m)\n d = Add (rows, g)",
         "Equal (d, w)",
-        {"n": 500, "m": 1000, "w": 1510},
-        (1, 510, 510),
+        {"n": 20, "m": 10, "w": 60},
+        (1, 50, 50),
     ),
     "a key that runs away from the length": (
         "t = Mul (rows, i2)\n d = Sub (t, j)",
