@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from flash_trt.cpu_operator import cpu_operator_path, session
-    from flash_trt.engine_session import EngineSession, open_engine
+    from flash_trt.engine_session import EngineSession, open_engine, why_not_here
 
-__all__ = ["EngineSession", "cpu_operator_path", "open_engine", "session"]
+__all__ = ["EngineSession", "cpu_operator_path", "open_engine", "session", "why_not_here"]
 __version__ = "0.1.0"
 
 
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> object:
         from flash_trt import cpu_operator
 
         return getattr(cpu_operator, name)
-    if name in ("EngineSession", "open_engine"):
+    if name in ("EngineSession", "open_engine", "why_not_here"):
         from flash_trt import engine_session
 
         return getattr(engine_session, name)

@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 
 from flash_export import twin
-from flash_export.errors import UnsupportedModel, UsageError
-from flash_trt import cuda, engine_load, plan
+from flash_export.errors import MissingHere, UnsupportedModel, UsageError
+from flash_trt import cuda, engine_file, engine_load, plan
 from flash_trt.engine_load import LoadedEngine
 
 _DTYPES: dict[str, type] = {
@@ -45,6 +45,20 @@ def open_engine(path: str | Path, *, trusted: bool = False, cuda_graph: bool = F
         MissingHere: no GPU that it was built for, no TensorRT or no plugin here.
     """
     return EngineSession(engine_load.load(Path(path), trusted=trusted), cuda_graph=cuda_graph)
+
+
+def why_not_here(path: str | Path) -> str:
+    """Why no GPU here runs an engine, in words; empty where one does.
+
+    Raises:
+        UsageError: no such file, or no engine.
+        UnsafeInput: its sidecar is broken.
+    """
+    try:
+        engine_file.require_gpu(engine_file.read(Path(path)))
+    except MissingHere as error:
+        return f"{error.got}; it needs {error.need}"
+    return ""
 
 
 class EngineSession:

@@ -26,7 +26,6 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 import flash_trt
-from flash_export.errors import MissingHere
 from flash_trt import engine_file
 
 QUERY = "How do I reset my password?"
@@ -63,21 +62,12 @@ def main() -> int:
     if not arguments.no_engine:
         done.add_row("build", *timed(lambda: build(fused, engine)))
         done.add_row("compare", *timed(lambda: compare(fused, unfused)))
-        if not (why := why_not_here(engine)):
+        if not (why := flash_trt.why_not_here(engine)):
             done.add_row("engine", *timed(lambda: search_with_engine(folder, engine)))
     Console().print(done)
     if not arguments.no_engine and why:
         Console().print(f"The engine is not run here: {why}. On one, this same command also searches with {engine}.")
     return 0
-
-
-def why_not_here(engine: Path) -> str:
-    """Why no GPU here runs the engine; empty where one does."""
-    try:
-        engine_file.require_gpu(engine_file.read(engine))
-    except MissingHere as error:
-        return f"{error.got}; it needs {error.need}"
-    return ""
 
 
 def minilm_folder() -> Path:

@@ -12,6 +12,8 @@ import engine_stand_in
 import onnx
 import pytest
 
+import flash_trt
+
 SCRIPT = Path(__file__).parent / "sentence_encoder.py"
 
 # What a user without any of our packages runs: only onnxruntime and numpy are imported.
@@ -84,7 +86,7 @@ def test_the_search_with_an_engine_agrees_or_ends_the_sample(
     """The GPU's step with a stand-in for the engine."""
     module, engine = engine_stand_in.as_module(SCRIPT), sample[0] / "model.engine"
     engine_stand_in.put_in(monkeypatch, {engine.name: sample[0] / "model.onnx"})
-    assert module.why_not_here(engine) == ""
+    assert flash_trt.why_not_here(engine) == ""
     told = module.search_with_engine(module.minilm_folder(), engine)
     assert told.startswith(engine_stand_in.SAYS)
     assert "forgot password" in told

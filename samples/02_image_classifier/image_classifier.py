@@ -18,8 +18,8 @@ from rich.console import Console
 from transformers import ViTConfig, ViTForImageClassification
 from transformers.utils import logging as transformers_logging
 
-from flash_export.errors import MissingHere
-from flash_trt import engine_file, tensor_files
+import flash_trt
+from flash_trt import tensor_files
 
 LABELS = ("rows", "columns", "checks", "disc")
 SIZE, PATCH = 32, 8
@@ -50,20 +50,11 @@ def main() -> int:
     shapes = f"pixel_values:1x3x{SIZE}x{SIZE},8x3x{SIZE}x{SIZE},64x3x{SIZE}x{SIZE}"
     run("flash_trt", "build", out / "model.onnx", "-o", out / "model.engine", "--shape", shapes)
     run("flash_trt", "compare", out / "model.onnx", out / "model.unfused.onnx", "--shape", shapes)
-    if why := why_not_here(out / "model.engine"):
+    if why := flash_trt.why_not_here(out / "model.engine"):
         print(f"The engine is not run here: {why}. On one, this same command labels the images with it too.")
     else:
         label(out / "model.engine", out, expected, truth, ENGINE_TOLERANCE)
     return 0
-
-
-def why_not_here(engine: Path) -> str:
-    """Why no GPU here runs the engine; empty where one does."""
-    try:
-        engine_file.require_gpu(engine_file.read(engine))
-    except MissingHere as error:
-        return f"{error.got}; it needs {error.need}"
-    return ""
 
 
 def draw(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:

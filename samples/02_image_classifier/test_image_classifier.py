@@ -9,10 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import engine_stand_in
 import pytest
-
-from flash_trt import engine_file, gpu
 
 SCRIPT = Path(__file__).parent / "image_classifier.py"
 
@@ -43,15 +40,3 @@ def test_a_trained_vit_is_fused_labels_as_pytorch_does_and_becomes_an_engine(sam
 @pytest.mark.xdist_group("image_classifier")
 def test_on_a_gpu_the_engine_labels_as_pytorch_does(sample: tuple[Path, str]) -> None:
     assert re.search(r"model\.engine: \d+% of 64 new images right, every label as in PyTorch", sample[1])
-
-
-@pytest.mark.xdist_group("image_classifier")
-@pytest.mark.parametrize("sm", ["sm80", "sm90"])
-def test_a_gpu_that_the_engine_is_not_for_is_told(
-    sample: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, sm: str
-) -> None:
-    module = engine_stand_in.as_module(SCRIPT)
-    monkeypatch.setattr(gpu, "devices", lambda: [gpu.Device("a GPU", sm, 2**34)])
-    monkeypatch.setattr(engine_file.EngineFile, "targets", ["sm80", "sm89"])
-    why = module.why_not_here(sample[0] / "model.engine")
-    assert why == ("" if sm == "sm80" else "sm90 (a GPU); it needs one of sm80, sm89")

@@ -20,9 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import flash_trt
-from flash_export.errors import MissingHere
 from flash_export.talk import Talk
-from flash_trt import engine_file
 from flash_trt.build import BuildOptions, build
 
 WIDTH, HEADS, CAP = 512, 8, 30.0
@@ -105,12 +103,8 @@ def on_gpu(fused: Path, engine: Path, lengths: tuple[int, ...] = LENGTHS) -> Non
     low, usual, high = min(lengths), sorted(lengths)[len(lengths) // 2], max(lengths)
     shape = f"x:1x{low}x{WIDTH},1x{usual}x{WIDTH},1x{high}x{WIDTH}"
     build(BuildOptions(fused, engine, shapes=(shape,)), Talk(quiet=True))
-    try:
-        engine_file.require_gpu(engine_file.read(engine))
-    except MissingHere as error:
-        print(
-            f"{engine.name} is not run here: {error.got}; it needs {error.need}. On one, this same command runs it too."
-        )
+    if why := flash_trt.why_not_here(engine):
+        print(f"{engine.name} is not run here: {why}. On one, this same command runs it too.")
         return
     session, on_cpu = flash_trt.open_engine(engine), flash_trt.session(fused)
     try:

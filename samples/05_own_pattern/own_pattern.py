@@ -21,11 +21,9 @@ from tempered_attention import DOMAIN, NAME, read
 
 import flash_trt
 from flash_export import pipeline
-from flash_export.errors import MissingHere
 from flash_export.options import Options
 from flash_export.patterns import PATTERNS
 from flash_export.talk import Talk
-from flash_trt import engine_file
 from flash_trt.build import BuildOptions, build
 
 HEADS, WIDTH, TEMPERATURE = 4, 60, 1.7
@@ -91,10 +89,8 @@ def main() -> int:
 
 def run_engine(model: Path, engine: Path) -> None:
     """Runs the engine where a GPU is, and ends the sample when it and the operator's own function disagree."""
-    try:
-        engine_file.require_gpu(engine_file.read(engine))
-    except MissingHere as error:
-        print(f"The engine is not run here: {error.got}; it needs {error.need}. On one, this same command runs it too.")
+    if why := flash_trt.why_not_here(engine):
+        print(f"The engine is not run here: {why}. On one, this same command runs it too.")
         return
     x = np.random.default_rng(1).standard_normal((2, 37, WIDTH)).astype(np.float32)
     expected = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]

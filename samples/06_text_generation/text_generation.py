@@ -21,8 +21,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
 import flash_trt
-from flash_export.errors import MissingHere
-from flash_trt import engine_file
 
 TEXT = (
     "the cat sat on the mat and the dog sat on the rug. the bird sang in the tree until the rain fell on the roof. "
@@ -55,20 +53,11 @@ def main() -> int:
     print(f"{PROMPT}|{bytes(ours).decode(errors='replace')}")
     agree("our CPU operator in ONNX Runtime", ours, theirs)
     build(out / "model.onnx", out / "model.engine", model.config)
-    if why := why_not_here(out / "model.engine"):
+    if why := flash_trt.why_not_here(out / "model.engine"):
         print(f"The engine is not run here: {why}. On one, this same command generates with it too.")
     else:
         with_engine(out / "model.engine", model.config, prompt, theirs)
     return 0
-
-
-def why_not_here(engine: Path) -> str:
-    """Why no GPU here runs the engine; empty where one does."""
-    try:
-        engine_file.require_gpu(engine_file.read(engine))
-    except MissingHere as error:
-        return f"{error.got}; it needs {error.need}"
-    return ""
 
 
 def agree(who: str, ours: list[int], theirs: list[int]) -> None:

@@ -35,8 +35,7 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 import flash_trt
-from flash_export.errors import EXIT_MISSING, MissingHere
-from flash_trt import engine_file
+from flash_export.errors import EXIT_MISSING
 
 # Read when Ray is imported. The first keeps the whole cluster on loopback, whatever its name says; a token that lives
 # as long as this process keeps other users of the machine out, and needs no file in the home folder.
@@ -329,10 +328,8 @@ def main() -> int:
     if engine is not None:
         longest = f"input_ids:1x1,4x32,{MOST_TEXTS}x{MOST_TOKENS}"
         run("flash_trt", "build", fused, "-o", engine, "--shape", longest, "--quiet")
-        try:
-            engine_file.require_gpu(engine_file.read(engine))
-        except MissingHere as error:
-            print(f"the engine cannot be served here: {error.got}; it needs {error.need}", file=sys.stderr)
+        if why := flash_trt.why_not_here(engine):
+            print(f"the engine cannot be served here: {why}", file=sys.stderr)
             return EXIT_MISSING
     encoder = Encoder(str(fused), str(folder))
     expected = [encoder.encode(texts) for texts in TEXTS]

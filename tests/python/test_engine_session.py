@@ -108,6 +108,25 @@ def test_an_engine_that_is_not_there_is_a_mistake_of_the_callers(tmp_path: Path)
         flash_trt.open_engine(tmp_path / "none.engine")
 
 
+@pytest.mark.parametrize(
+    ("here", "why"),
+    [
+        ([], "no NVIDIA GPU, or no driver for it; it needs a GPU that it was built for: sm80, sm89"),
+        (["sm80"], ""),
+        (["sm90", "sm80"], "sm90 (a GPU); it needs one of sm80, sm89"),
+    ],
+    ids=["none", "fits", "first does not fit"],
+)
+def test_why_an_engine_is_not_run_here_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: list[str], why: str
+) -> None:
+    path = tmp_path / "m.engine"
+    path.write_bytes(b"ftrt")
+    monkeypatch.setattr(gpu, "devices", lambda: [gpu.Device("a GPU", sm, 2**34) for sm in here])
+    monkeypatch.setattr(EngineFile, "targets", ["sm80", "sm89"])
+    assert flash_trt.why_not_here(str(path)) == why
+
+
 @GRAPH
 def test_a_cache_that_is_written_in_place_has_one_memory(runtime: FakeRuntime, tmp_path: Path, graph: bool) -> None:
     def append(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
