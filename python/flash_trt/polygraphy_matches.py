@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import onnx_ir as ir
 
@@ -13,6 +14,17 @@ from flash_export.find import find
 from flash_export.op import DOMAIN
 from flash_export.rewrite import rewrite
 from flash_export.sites import Site
+
+
+def pattern_of(
+    operator: str,
+) -> tuple[Callable[[], dict[str, str]], Callable[[Any], list[dict[str, Any]]], Callable[..., NoReturn]]:
+    """The three functions of an operator's ``pattern.py``: its metadata, its matches, and a refusal to replace them."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise SystemExit(f"error: {refuse_to_replace()}")
+
+    return lambda: {"name": operator, "op": operator}, lambda graph: matches(graph, operator), refuse
 
 
 def matches(graph: Any, operator: str) -> list[dict[str, Any]]:

@@ -1,25 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where FlashAttention could stand in a graph, for ``polygraphy plugin match``."""
+"""Where FlashAttention could stand in a graph, for ``polygraphy plugin match``, whose names these are."""
 
-from __future__ import annotations
+from flash_trt.polygraphy_matches import pattern_of
 
-from typing import Any
-
-from flash_trt import polygraphy_matches
-
-OPERATOR = "FlashAttention"
-
-
-def get_plugin_metadata() -> dict[str, str]:
-    """The plugin's name, and the operator that stands for it."""
-    return {"name": OPERATOR, "op": OPERATOR}
-
-
-def get_matching_subgraphs(graph: Any) -> list[dict[str, Any]]:
-    """See ``polygraphy_matches.matches``."""
-    return polygraphy_matches.matches(graph, OPERATOR)
-
-
-def replace_with_plugin(*_: object, **__: object) -> bool:
-    """``polygraphy plugin replace`` is refused: it would rewrite without proof."""
-    raise SystemExit(f"error: {polygraphy_matches.refuse_to_replace()}")
+get_plugin_metadata, get_matching_subgraphs, replace_with_plugin = pattern_of("FlashAttention")
