@@ -93,20 +93,20 @@ def build(options: BuildOptions, talk: Talk) -> dict[str, Any]:
         file = onnx_file.read(options.model)
         check_outputs(outputs, files_read([file]))
         given = [shapes.parse(text) for text in options.shapes]
-        profile = shapes.plan_profile(file.inputs, given, file.dim_ranges)
+        profiles = shapes.plan_profiles(file.inputs, given, file.dim_ranges)
         _require_flash_nodes(file, options.allow_none)
     backend = backends.select(options.backend, targets=bool(options.targets))
     backends.check_targets(backend, options.targets, served_targets(backend))
     targets = options.targets or default_targets(backend)
     plugin = plugin_library.load(backend) if file.flash_nodes else None
-    _tell_choices(profile, targets, options, talk)
+    _tell_choices(profiles, targets, options, talk)
     extras = _extras(options, backend, plugin, talk)
     with talk.step("build", f"by {backend.name} {backend.version} for {', '.join(targets) or 'the GPU here'}"):
-        engine = build_engine(backend, file, profile, targets, talk.progress, extras)
+        engine = build_engine(backend, file, profiles, targets, talk.progress, extras)
     with talk.step("prove", f"{len(file.flash_nodes)} FlashAttention nodes in the plan"):
         proof = prove_plugins(backend, file, engine)
         attentions = attention.describe(file, engine.data)
-    sidecar = _sidecar(options, file, backend, plugin, profile, targets, engine, proof)
+    sidecar = _sidecar(options, file, backend, plugin, profiles, targets, engine, proof)
     sidecar["attention"] = [found.as_json() for found in attentions]
     with talk.step("write", str(options.output)):
         if options.timing_cache and engine.timing_cache:
@@ -143,8 +143,10 @@ def _require_flash_nodes(file: OnnxFile, allow_none: bool) -> None:
         )
 
 
-def _tell_choices(profile: shapes.Profile, targets: Sequence[str], options: BuildOptions, talk: Talk) -> None:
-    for symbol, triple in profile.chosen.items():
+def _tell_choices(
+    profiles: Sequence[shapes.Profile], targets: Sequence[str], options: BuildOptions, talk: Talk
+) -> None:
+    for symbol, triple in {choice: None for profile in profiles for choice in profile.chosen.items()}:
         talk.warn(f"no --shape settles {symbol}: taking {','.join(map(str, triple))} (min,opt,max)")
     if targets and not options.targets:
         here = "the GPU here" if {device.sm for device in gpu.devices()} & set(targets) else "no GPU that it builds for"
@@ -167,7 +169,7 @@ def _extras(options: BuildOptions, backend: Backend, plugin: PluginLibrary | Non
 def build_engine(
     backend: Backend,
     file: OnnxFile,
-    profile: shapes.Profile,
+    profiles: Sequence[shapes.Profile],
     targets: Sequence[str] = (),
     progress: Progress | None = None,
     extras: Extras | None = None,
@@ -196,7 +198,8 @@ def build_engine(
     if extras and extras.timing_cache is not None:
         backends.set_timing_cache(config, extras.timing_cache)
     keep_alive = backends.set_progress(backend, config, progress) if progress else None
-    _add_profile(builder, config, network, profile)
+    for profile in profiles:
+        _add_profile(builder, config, network, profile)
     serialized = builder.build_serialized_network(network, config)
     del keep_alive
     if serialized is None:
@@ -309,7 +312,7 @@ def _sidecar(
     file: OnnxFile,
     backend: Backend,
     plugin: PluginLibrary | None,
-    profile: shapes.Profile,
+    profiles: Sequence[shapes.Profile],
     targets: Sequence[str],
     engine: Engine,
     proof: plan.Proof,
@@ -337,11 +340,11 @@ def _sidecar(
             "inputs": [tensor.as_json() for tensor in file.inputs],
             "outputs": [tensor.as_json() for tensor in file.output_tensors],
         },
-        "profile": profile.as_json(),
+        "profiles": [profile.as_json() for profile in profiles if profile.ranges],
         "scratch_bytes": engine.scratch_bytes,
         "built": datetime.datetime.fromtimestamp(time.time(), datetime.UTC).isoformat(timespec="seconds"),
-        "trtexec": command_lines.trtexec(options, backend, plugin, targets, profile, in_place=in_place),
-        "polygraphy": command_lines.polygraphy(options, backend, targets, profile, in_place=in_place),
+        "trtexec": command_lines.trtexec(options, backend, plugin, targets, profiles, in_place=in_place),
+        "polygraphy": command_lines.polygraphy(options, backend, targets, profiles, in_place=in_place),
         "polygraphy_lacks": command_lines.polygraphy_lacks(options, plugin),
     }
 

@@ -23,6 +23,7 @@ from flash_trt.byte_sizes import spell_bytes
 from flash_trt.compare import CompareOptions
 from flash_trt.compare import compare as compare_step
 from flash_trt.compare_inputs import InputOptions
+from flash_trt.engine_file import Profile, spell_profile
 from flash_trt.output import sidecar_path
 from flash_trt.run import Place, RunOptions, RunResult
 from flash_trt.run import run as run_step
@@ -67,8 +68,8 @@ def build(
         list[str] | None,
         typer.Option(
             metavar="NAME:MIN,OPT,MAX",
-            help="Shapes of one input, as trtexec spells them: input_ids:1x1,4x512,8x4096. Once for each input; a "
-            "symbol that one input settles holds for the others.",
+            help="Shapes of one input, as trtexec spells them: input_ids:1x1,4x512,8x4096. A symbol that one input "
+            "settles holds for the others. An input's second --shape makes a second optimization profile.",
         ),
     ] = None,
     target: Annotated[
@@ -127,7 +128,7 @@ def _build_table(options: BuildOptions, sidecar: dict[str, Any]) -> Table:
         "plugin layers": f"{counted}  (proven by {proof})" if (proof := sidecar["plan_proof"]) else counted,
         **attention_rows(sidecar["attention"]),
         "scratch memory": "not told" if scratch is None else f"{spell_bytes(scratch)} at the largest shapes",
-        "shapes": "  ".join(f"--shape {name}:{_spell(p)}" for name, p in sidecar["profile"].items()) or "static",
+        **_profile_rows(sidecar["profiles"]),
     }
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in rows.items():
@@ -139,8 +140,9 @@ def _spell_gpu(own: dict[str, str] | None) -> str:
     return f"the GPU here, {own['name']} ({own['sm']})" if own else "the GPU here"
 
 
-def _spell(profile: dict[str, list[int]]) -> str:
-    return ",".join("x".join(map(str, profile[key])) for key in ("min", "opt", "max"))
+def _profile_rows(profiles: list[Profile]) -> dict[str, str]:
+    names = ["shapes"] if len(profiles) < 2 else [f"shapes, profile {number}" for number in range(len(profiles))]
+    return dict(zip(names, map(spell_profile, profiles), strict=True)) if profiles else {"shapes": "static"}
 
 
 @app.command()

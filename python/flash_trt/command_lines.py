@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ def trtexec(
     backend: Backend,
     plugin: PluginLibrary | None,
     targets: Sequence[str],
-    profile: shapes.Profile,
+    profiles: Sequence[shapes.Profile],
     *,
     in_place: bool = False,
 ) -> str:
@@ -37,14 +38,17 @@ def trtexec(
         words.append("--preview=+aliasedPluginIO1003")
     if targets:
         words.append("--computeCapabilities=" + ",".join(target.removeprefix("sm") for target in targets))
-    return shlex.join([*words, *profile.trtexec_flags()])
+    for number, profile in enumerate(profiles):
+        words += [f"--profile={number}"] if len(profiles) > 1 else []
+        words += profile.trtexec_flags()
+    return shlex.join(words)
 
 
 def polygraphy(
     options: BuildOptions,
     backend: Backend,
     targets: Sequence[str],
-    profile: shapes.Profile,
+    profiles: Sequence[shapes.Profile],
     *,
     in_place: bool = False,
 ) -> str:
@@ -58,7 +62,8 @@ def polygraphy(
         words += ["--load-timing-cache", cache, "--save-timing-cache", cache]
     if in_place:
         words += ["--preview-features", "ALIASED_PLUGIN_IO_10_03"]
-    for flag, attribute in (("min", "smallest"), ("opt", "usual"), ("max", "largest")):
+    kinds = (("min", "smallest"), ("opt", "usual"), ("max", "largest"))
+    for profile, (flag, attribute) in itertools.product(profiles, kinds):
         spelled = [f"{r.name}:[{','.join(map(str, getattr(r, attribute)))}]" for r in profile.ranges]
         words += [f"--trt-{flag}-shapes", *spelled] if spelled else []
     if targets:

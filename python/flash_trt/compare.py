@@ -113,10 +113,11 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
         _check_outputs(options, read, runs=1)
     _warn_of_weak_comparisons(fused, reference, talk)
     with talk.step("draw", "inputs"):
-        planned = plan_runs(options.inputs, reference, runners.limits_of(options.fused))
+        engine = engine_file.read(options.fused) if fused is None else None
+        planned = plan_runs(options.inputs, reference, engine)
         _check_outputs(options, read, runs=len(planned))
-        if fused is None and options.inputs.values is not None:
-            engine_file.require_shapes(engine_file.read(options.fused), planned[0][0].feeds)
+        if engine is not None and options.inputs.values is not None:
+            engine_file.require_shapes(engine, planned[0][0].feeds)
     with contextlib.ExitStack() as stack:
         sides = stack.enter_context(_open_sides(options, fused))
         with talk.step("run", f"{len(planned)} sets of inputs, {sides.precision}"):

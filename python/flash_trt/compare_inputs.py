@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
 
 from flash_export.draw import PADDINGS, draw_inputs, dynamic_dims, sizes_to_try
+from flash_export.errors import UsageError
 from flash_export.trials import Trial, read_values
-from flash_trt import shapes
+from flash_trt import engine_file, shapes
+from flash_trt.engine_file import EngineFile
 from flash_trt.onnx_file import OnnxFile
 
 _SPREADS = (1.0, 3.0)
@@ -30,7 +32,7 @@ class InputOptions:
     repeats: int = 2
 
 
-def plan_runs(options: InputOptions, reference: OnnxFile, limits: Sequence[str] = ()) -> list[list[Trial]]:
+def plan_runs(options: InputOptions, reference: OnnxFile, engine: EngineFile | None = None) -> list[list[Trial]]:
     """The inputs of every run: ``values`` alone where given, else drawn ones.
 
     Drawn: three odd settings of the dynamic dims (of a static model: three seeds), ``repeats`` times, with paddings and
@@ -39,7 +41,7 @@ def plan_runs(options: InputOptions, reference: OnnxFile, limits: Sequence[str] 
     names, and only the model knows which must be equal.
 
     Args:
-        limits: shapes as ``--shape`` spells them, that hold where the options name none.
+        engine: one that runs as FUSED. Each of its profiles has settings of its own, inside its shapes.
 
     Raises:
         UsageError: a shape or the values do not fit, or an input cannot be drawn.
@@ -51,7 +53,8 @@ def plan_runs(options: InputOptions, reference: OnnxFile, limits: Sequence[str] 
             where = f"--values {options.values}, array {graph_input.name}"
             shapes.require_taken(where, graph_input, values[graph_input.name].shape, reference.dim_ranges)
         return [[Trial("values", values)]]
-    settings = sizes_to_try(model, _ranges(options.shapes or tuple(limits), reference, model))
+    every = _ranges(options.shapes, reference, model, engine)
+    settings = [setting for ranges in every for setting in sizes_to_try(model, ranges)]
     return [
         [_trial(model, sizes, options.seed, turn) for sizes in settings[turn % len(settings)]]
         for turn in range(max(len(settings), _LEAST_SETTINGS) * max(1, options.repeats))
@@ -64,16 +67,53 @@ def _trial(model: ir.Model, sizes: dict[str, int], first_seed: int, turn: int) -
     return Trial(name, draw_inputs(model, sizes, seed, padding, spread=spread), sizes)
 
 
-def _ranges(given: Sequence[str], reference: OnnxFile, model: ir.Model) -> dict[str, tuple[int, int]]:
-    """What ``given`` shapes, or else the file, say of each dynamic dim, under the names that ``draw`` gives them."""
+_Ranges = dict[str, tuple[int, int]]
+"""Dynamic dim, under the name that ``draw`` gives it -> its smallest and largest length."""
+
+
+def _ranges(given: Sequence[str], reference: OnnxFile, model: ir.Model, engine: EngineFile | None) -> list[_Ranges]:
+    """What ``given`` shapes, or else the engine or the file, say of each dynamic dim; once for each of its profiles.
+
+    Profiles that do not hold the given shapes are left out.
+
+    Raises:
+        UsageError: a shape that contradicts the model, or that no profile holds.
+    """
     parsed = [shapes.parse(text) for text in given]
     shapes.plan_profile(reference.inputs, parsed, reference.dim_ranges)  # refuses what contradicts the model
     known = dynamic_dims(model)
-    by_name = {graph_input.name: graph_input for graph_input in reference.inputs}
-    ranges = dict(reference.dim_ranges)
-    for range_ in parsed:
-        for axis, dim in enumerate(by_name[range_.name].dims):
-            name = dim or f"{range_.name}.{axis}"
-            if name in known:
-                ranges[str(name)] = (range_.smallest[axis], range_.largest[axis])
+    asked = _by_dim({r.name: (r.smallest, r.largest) for r in parsed}, reference, known)
+    profiles = engine.profiles if engine else []
+    told = [
+        _by_dim({name: (limits["min"], limits["max"]) for name, limits in profile.items()}, reference, known)
+        for profile in profiles
+    ]
+    holding = [ranges for ranges in told or [{}] if all(_lies_in(r, ranges.get(dim, r)) for dim, r in asked.items())]
+    if not holding:
+        raise UsageError(
+            "the engine was not built for these shapes",
+            where="--shape",
+            got=" ".join(map(str, parsed)),
+            need=", or ".join(engine_file.spell_profile(profile) for profile in profiles),
+            do="keep --shape inside one of these profiles, or leave it out",
+        )
+    return [{**reference.dim_ranges, **ranges, **asked} for ranges in holding]
+
+
+def _by_dim(
+    limits: Mapping[str, tuple[Sequence[int], Sequence[int]]], reference: OnnxFile, known: Iterable[str]
+) -> _Ranges:
+    """The ``known`` dims of the inputs in ``limits``; one that REFERENCE lacks, or has otherwise, tells nothing."""
+    ranges = {}
+    for graph_input in reference.inputs:
+        low, high = limits.get(graph_input.name, ((), ()))
+        if len(low) == len(graph_input.dims):
+            for axis, dim in enumerate(graph_input.dims):
+                name = str(dim or f"{graph_input.name}.{axis}")
+                if name in known:
+                    ranges[name] = (low[axis], high[axis])
     return ranges
+
+
+def _lies_in(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
+    return outer[0] <= inner[0] and inner[1] <= outer[1]

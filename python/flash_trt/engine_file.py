@@ -29,6 +29,9 @@ _MAGIC = (b"ftrt", b"ptrt", b"vtrt")
 """First bytes of TensorRT's and TensorRT for RTX's plans."""
 _DEPTH = 16
 
+Profile = dict[str, dict[str, list[int]]]
+"""Dynamic input -> "min", "opt" and "max", the shapes that an engine was built for."""
+
 
 def is_engine(path: Path) -> bool:
     """Whether ``path`` holds a TensorRT plan, told by its first bytes."""
@@ -73,11 +76,14 @@ class EngineFile:
         return self.sidecar.get("embedded_plugin") is True
 
     @property
-    def profile(self) -> dict[str, dict[str, list[int]]]:
-        """Input -> "min", "opt", "max", for each dynamic input; without what the sidecar does not tell."""
-        profile = self.sidecar.get("profile")
-        named = profile if isinstance(profile, dict) else {}
-        return {name: limits for name, limits in named.items() if _are_limits(limits)}
+    def profiles(self) -> list[Profile]:
+        """Its optimization profiles, without what the sidecar does not tell; [] where it tells of none."""
+        told = self.sidecar.get("profiles")
+        if told is None:  # the form of before there were several
+            told = [self.sidecar.get("profile")]
+        listed = [profile for profile in told if isinstance(profile, dict)] if isinstance(told, list) else []
+        known = [{name: limits for name, limits in profile.items() if _are_limits(limits)} for profile in listed]
+        return [profile for profile in known if profile]
 
     @property
     def tensors(self) -> tuple[tuple[GraphInput, ...], tuple[GraphInput, ...]] | None:
@@ -88,12 +94,13 @@ class EngineFile:
         inputs, outputs = _tensors(told.get("inputs")), _tensors(told.get("outputs"))
         return None if inputs is None or outputs is None else (inputs, outputs)
 
-    def limits(self) -> tuple[str, ...]:
-        """The profile as ``--shape`` spells it."""
-        return tuple(
-            f"{name}:{','.join(shapes.spell(tuple(limits[key])) for key in ('min', 'opt', 'max'))}"
-            for name, limits in self.profile.items()
-        )
+
+def spell_profile(profile: Profile) -> str:
+    """``--shape ids:1x1,4x64,8x512 --shape mask:…``."""
+    return " ".join(
+        f"--shape {name}:{','.join(shapes.spell(tuple(limits[key])) for key in ('min', 'opt', 'max'))}"
+        for name, limits in profile.items()
+    )
 
 
 def _are_limits(limits: object) -> bool:
@@ -229,17 +236,36 @@ def require_shapes(engine: EngineFile, feeds: Mapping[str, np.ndarray]) -> None:
     """Refuses inputs outside the shapes that the engine was built for.
 
     Raises:
-        UsageError: the first such input, with its shape and its range.
+        UsageError: no profile holds them all; of each, the first input that it does not hold, with its range.
     """
-    for name, limits in engine.profile.items():
-        if name not in feeds:
-            continue
-        got, low, high = list(feeds[name].shape), limits["min"], limits["max"]
-        if len(got) != len(low) or not all(a <= n <= b for a, n, b in zip(low, got, high, strict=True)):
-            raise UsageError(
-                "an input is outside the shapes that the engine was built for",
-                where=f"input {name} of {engine.path}",
-                got=shapes.spell(tuple(got)),
-                need=f"{shapes.spell(tuple(low))} to {shapes.spell(tuple(high))}",
-                do="give other inputs, or build the engine again with a --shape that holds them",
-            )
+    profiles = engine.profiles
+    outside = [_first_outside(profile, feeds) for profile in profiles]
+    if not profiles or None in outside:
+        return
+    named = [name for name in outside if name is not None]
+    ranges = [_spell_range(profile[name]) for profile, name in zip(profiles, named, strict=True)]
+    shown = {name: shapes.spell(feeds[name].shape) for name in named}
+    if len(profiles) > 1:
+        ranges = [f"profile {i}: {name} {ranges[i]}" for i, name in enumerate(named)]
+        shown = {name: f"{name} {shape}" for name, shape in shown.items()}
+    raise UsageError(
+        "an input is outside the shapes that the engine was built for",
+        where=f"input {', '.join(shown)} of {engine.path}",
+        got=", ".join(shown.values()),
+        need="; ".join(ranges),
+        do="give other inputs, or build the engine again with a --shape that holds them",
+    )
+
+
+def _first_outside(profile: Profile, feeds: Mapping[str, np.ndarray]) -> str | None:
+    """The first of ``feeds`` that ``profile`` does not hold."""
+    for name, limits in profile.items():
+        if name in feeds:
+            got, low, high = feeds[name].shape, limits["min"], limits["max"]
+            if len(got) != len(low) or not all(a <= n <= b for a, n, b in zip(low, got, high, strict=True)):
+                return name
+    return None
+
+
+def _spell_range(limits: Mapping[str, list[int]]) -> str:
+    return f"{shapes.spell(tuple(limits['min']))} to {shapes.spell(tuple(limits['max']))}"

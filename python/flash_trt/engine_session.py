@@ -12,7 +12,7 @@ import numpy as np
 
 from flash_export import twin
 from flash_export.errors import MissingHere, UnsupportedModel, UsageError
-from flash_trt import cuda, engine_file, engine_load, plan
+from flash_trt import cuda, engine_file, engine_load, engine_profiles, plan
 from flash_trt.engine_load import LoadedEngine
 
 _DTYPES: dict[str, type] = {
@@ -88,6 +88,7 @@ class EngineSession:
         self._memory_of = {name: aliased_input(name) or name for name in self._outputs}
         self._device = cuda.Device()
         self._context = engine.create_execution_context()
+        self._profile = 0
         self._host: dict[str, np.ndarray] = {}
         self._buffers: dict[str, tuple[int, int]] = {}
         self._bound: object = None
@@ -186,6 +187,7 @@ class EngineSession:
         if self._graph is not None:  # it holds the addresses and shapes of before
             self._device.drop(self._graph)
             self._graph = None
+        self._choose_profile(typed)
         for name in self._inputs:
             if not self._context.set_input_shape(name, tuple(typed[name].shape)):
                 raise self._failed(f"input {name} of shape {list(typed[name].shape)}")
@@ -214,6 +216,13 @@ class EngineSession:
                 self._context.set_tensor_address(name, self._buffers[self._memory_of[name]][0])
             else:
                 self._place(name, made.nbytes)
+
+    def _choose_profile(self, typed: Feeds) -> None:
+        number = engine_profiles.first_holding(self._loaded.engine, typed)
+        if number != self._profile:
+            if not self._context.set_optimization_profile_async(number, self._device.stream):
+                raise self._failed(f"optimization profile {number}")
+            self._profile = number
 
     def _place(self, name: str, size_bytes: int) -> None:
         """A buffer of at least ``size_bytes`` for one tensor."""

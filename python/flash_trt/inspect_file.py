@@ -67,6 +67,7 @@ def _engine(path: Path, trusted: bool) -> dict[str, Any]:
         "sha256": digest,
         "trusted": expected == digest,
         "sidecar": engine.sidecar or None,
+        "profiles": engine.profiles,
         "plugins": [_plugin(record) for record in plan.plugin_records(data)],
         "tensorrt_fused_attention": sum(
             n for kernel, n in kernels.items() if kernel.startswith(plan_program.FUSED_ATTENTION)
@@ -127,8 +128,10 @@ def _engine_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         if sidecar.get(key) is not None:
             rows.append((key, _spell(sidecar[key])))
     rows += _facts(sidecar) if found["trusted"] else []
-    if isinstance(profile := sidecar.get("profile"), dict):
-        rows += [(f"shape {name}", _spell(limits)) for name, limits in profile.items()]
+    profiles = found["profiles"]
+    for number, profile in enumerate(profiles):
+        of = f"profile {number}, " if len(profiles) > 1 else ""
+        rows += [(f"{of}shape {name}", _spell(limits)) for name, limits in profile.items()]
     counted = Counter(_describe(plugin) for plugin in found["plugins"])
     rows += [(f"plugin x{count}", text) for text, count in counted.items()] or [("plugin", "none of ours")]
     rows.append(("TensorRT's own fused", f"{found['tensorrt_fused_attention']} attention kernels in the plan"))

@@ -22,6 +22,8 @@ _VIEW = re.compile(rb'^  sub_tensor=\{ base="([^"]*)" .*?name="([^"]*)"', re.M)
 _LAUNCH = re.compile(rb'^  \w+=\{ name="?([^" ]*)"? .*? layers="([^"]*)"', re.M)
 _PLUGIN = re.compile(rb'^  custom_layer=\{ name="([^"]*)" output=\{([^}]*)\}', re.M)
 _WORKSPACE = re.compile(rb'^  tensor=\{ .*?dims=\{ (\d+) \} .*?name="([^"]*_wksp\.\d+)" .*?type=uint8 \}', re.M)
+_OF_PROFILE = re.compile(r" \[profile \d+\]$")
+"""What follows a layer's name in the programs of all profiles but the first."""
 _ONNX_NODE = re.compile(rb"\[ONNX Layer: ([^\]]*)\]")
 
 
@@ -54,7 +56,8 @@ def launches(plan: bytes) -> list[Launch]:
 def workspaces(plan: bytes) -> dict[str, int | None]:
     """Plugin layer -> bytes of the workspace that it has at the largest shapes; 0 where it asked for none.
 
-    A plan for several generations has a program for each: the largest counts. None where the size is not told.
+    A plan for several generations, or with several profiles, has a program for each: the largest counts. None where the
+    size of one is not told.
     """
     sizes: dict[bytes, int] = {}
     for size, tensor in _WORKSPACE.findall(plan):
@@ -62,8 +65,10 @@ def workspaces(plan: bytes) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
     for name, outputs in _PLUGIN.findall(plan):
         mine = re.findall(rb'"([^"]*_wksp\.\d+)"', outputs)
-        told = sizes.keys() >= set(mine)
-        found[name.decode("utf-8", "replace")] = sum(sizes[tensor] for tensor in mine) if told else None
+        size = sum(sizes[tensor] for tensor in mine) if sizes.keys() >= set(mine) else None
+        layer = _OF_PROFILE.sub("", name.decode("utf-8", "replace"))
+        known = found.get(layer, 0)
+        found[layer] = None if size is None or known is None else max(size, known)
     return found
 
 

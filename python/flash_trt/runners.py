@@ -18,7 +18,7 @@ from flash_export import runtime, twin
 from flash_export.errors import MissingHere, UnsupportedModel, UsageError
 from flash_export.input_roles import fed_inputs
 from flash_export.requirements import pip_install
-from flash_trt import cpu_operator, engine_file, engine_load
+from flash_trt import cpu_operator, engine_load, engine_profiles
 from flash_trt.backends import BackendName
 
 _INLINE_BYTES = 2**20
@@ -134,12 +134,31 @@ def open_engine(path: Path, *, trusted: bool) -> Any:
         runner.activate()
     except Exception as error:
         raise engine_load.does_not_load(engine, backend, one_line(error)) from error
-    return runner
+    return ProfiledRunner(runner)
 
 
-def limits_of(path: Path) -> tuple[str, ...]:
-    """The shapes an engine was built for and takes, as ``--shape`` spells them; () for an ONNX file."""
-    return engine_file.read(path).limits() if engine_file.is_engine(path) else ()
+class ProfiledRunner:
+    """An active ``TrtRunner`` that runs each set of inputs in the first profile that holds it."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self._profile = 0
+
+    def get_input_metadata(self, **flags: bool) -> Any:
+        """As Polygraphy's."""
+        return self._runner.get_input_metadata(**flags)
+
+    def infer(self, feeds: dict[str, np.ndarray]) -> Any:
+        """name -> output."""
+        number = engine_profiles.first_holding(self._runner.engine, feeds)
+        if number != self._profile:
+            self._runner.set_profile(number)
+            self._profile = number
+        return self._runner.infer(feeds)
+
+    def deactivate(self) -> None:
+        """As Polygraphy's."""
+        self._runner.deactivate()
 
 
 def tell_polygraphy(name: BackendName) -> None:

@@ -106,6 +106,44 @@ class Profile:
         return {r.name: {"min": [*r.smallest], "opt": [*r.usual], "max": [*r.largest]} for r in self.ranges}
 
 
+def plan_profiles(
+    inputs: Sequence[GraphInput], given: Sequence[ShapeRange], limits: Mapping[str, tuple[int, int]] | None = None
+) -> tuple[Profile, ...]:
+    """As many profiles as an input has shapes in ``given``, at least one; each as ``plan_profile`` makes it.
+
+    The first shapes that each input is given make the first profile, the second ones the second. An input that is given
+    one shape has it in every profile.
+
+    Raises:
+        UsageError: as ``plan_profile``; inputs with several shapes have not as many, or two profiles are the same.
+    """
+    by_name: dict[str, list[ShapeRange]] = {}
+    for range_ in given:
+        by_name.setdefault(range_.name, []).append(range_)
+    counts = {name: len(mine) for name, mine in by_name.items() if len(mine) > 1}
+    if len(set(counts.values())) > 1:
+        raise UsageError(
+            "it is not told which shapes make a profile",
+            where="--shape",
+            got=", ".join(f"{count} for {name}" for name, count in counts.items()),
+            need="as many shapes for each input that has several: the first ones are the first profile's",
+            do="give each of these inputs a --shape for each profile, or one that holds in all",
+        )
+    profiles = tuple(
+        plan_profile(inputs, [mine[turn if len(mine) > 1 else 0] for mine in by_name.values()], limits)
+        for turn in range(max(counts.values(), default=1))
+    )
+    if twice := [profile for profile in profiles if [p.ranges for p in profiles].count(profile.ranges) > 1]:
+        raise UsageError(
+            "two optimization profiles are the same",
+            where="--shape",
+            got=" ".join(map(str, twice[0].ranges)) or "no shapes: the model is static",
+            need="other shapes in each: an input's second --shape makes a second profile",
+            do="give each input one --shape, or other shapes for the second profile",
+        )
+    return profiles
+
+
 def plan_profile(
     inputs: Sequence[GraphInput], given: Sequence[ShapeRange], limits: Mapping[str, tuple[int, int]] | None = None
 ) -> Profile:
@@ -138,8 +176,8 @@ def plan_profile(
                 "a shape is given twice",
                 where=f"--shape, input {range_.name}",
                 got=" and ".join(map(str, same)),
-                need="one range for each input: an engine has one optimization profile",
-                do="give one range that holds both, or build a second engine for the other",
+                need="one range for each input: flash-trt build alone takes several, a profile of each",
+                do="give one of them",
             )
         _settle(by_name[range_.name], range_, symbols)
         _require_within(by_name[range_.name], range_, limits)

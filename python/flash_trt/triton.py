@@ -69,7 +69,8 @@ class Repository:
 class _Served:
     """One model as Triton sees it: its files by their names in the version's folder, and what the server needs.
 
-    ``provider`` are parameters of ONNX Runtime's TensorRT provider beside the library's path.
+    ``provider`` are parameters of ONNX Runtime's TensorRT provider beside the library's path. ``profiles``: how many an
+    engine has; the server takes the first alone unless it is told of the others.
     """
 
     platform: str
@@ -79,6 +80,7 @@ class _Served:
     libraries: tuple[Path, ...]
     max_batch: int
     provider: dict[str, str] = dataclasses.field(default_factory=dict)
+    profiles: int = 0
 
 
 def triton(options: TritonOptions, talk: Talk) -> Repository:
@@ -170,7 +172,7 @@ def _engine(options: TritonOptions, talk: Talk) -> _Served:
             do="build the engine again",
         )
     inputs, outputs = engine.tensors
-    largest = [limits["max"][0] for limits in engine.profile.values() if limits["max"]]
+    largest = [limits["max"][0] for profile in engine.profiles for limits in profile.values() if limits["max"]]
     libraries = () if engine.carries_plugin else (_autoload(), plugin_library.find())
     return _Served(
         "tensorrt_plan",
@@ -179,6 +181,7 @@ def _engine(options: TritonOptions, talk: Talk) -> _Served:
         outputs,
         libraries,
         _largest_batch(options, min(largest, default=None), talk),
+        profiles=len(engine.profiles),
     )
 
 
@@ -281,7 +284,8 @@ def config(name: str, served: _Served, options: TritonOptions) -> str:
     parts.append(f"max_batch_size: {served.max_batch if batch else 0}")
     for side, tensors in (("input", served.inputs), ("output", served.outputs)):
         parts += [f"{side} {{ {_tensor(tensor, skip=bool(batch))} }}" for tensor in tensors]
-    parts.append(f"instance_group {{ count: {options.instances} kind: KIND_{options.device.upper()} }}")
+    chosen = "".join(f" profile: {_quoted(str(n))}" for n in range(served.profiles)) if served.profiles > 1 else ""
+    parts.append(f"instance_group {{ count: {options.instances} kind: KIND_{options.device.upper()}{chosen} }}")
     if batch:
         parts.append(f"dynamic_batching {{ max_queue_delay_microseconds: {options.delay_us} }}")
     if served.platform == "onnxruntime_onnx" and served.libraries:

@@ -202,6 +202,7 @@ class FakeEngine:
         self.cuda, self.tensors, self.compute = cuda, {t.name: t for t in tensors}, compute
         self.num_io_tensors = len(tensors)
         self.fails = False
+        self.profiles: list[dict[str, tuple[tuple[int, ...], ...]]] = [{}]
         self.capturable: bool | None = None
 
     def get_tensor_name(self, index: int) -> str:
@@ -215,6 +216,19 @@ class FakeEngine:
 
     def get_tensor_location(self, name: str) -> str:
         return self.tensors[name].location
+
+    @property
+    def num_optimization_profiles(self) -> int:
+        return len(self.profiles)
+
+    def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[tuple[int, ...]]:
+        return list(self.profiles[profile_index][name])
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        if name not in self.profiles[0]:
+            return ()
+        every = [shape for profile in self.profiles for shape in profile[name]]
+        return tuple(sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*every, strict=True))
 
     def create_execution_context(self) -> FakeContext:
         context = FakeContext(self)
@@ -230,10 +244,19 @@ class FakeContext:
         self._engine = engine
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
+        self.profile = 0
+
+    def set_optimization_profile_async(self, profile_index: int, stream: int) -> bool:
+        assert self._engine.cuda.open[stream] == "stream"
+        assert not self._engine.cuda._pending, "changed while the context may run"
+        self.profile, self._shapes = profile_index, {}
+        return True
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         self._shapes[name] = tuple(shape)
-        return 99 not in shape  # outside this engine's profile
+        low, _, high = self._engine.profiles[self.profile].get(name, (shape,) * 3)
+        within = all(a <= n <= b for a, n, b in zip(low, shape, high, strict=True))
+        return within and 99 not in shape  # outside the profile of an engine that has none here
 
     def set_tensor_address(self, name: str, address: int) -> bool:
         assert address

@@ -143,7 +143,7 @@ def test_progress_is_reported_while_rtx_builds(rtx: Backend, tmp_path: Path) -> 
     def watch(*step: Any) -> None:
         seen.append(step)
 
-    build_engine(rtx, file, shapes.plan_profile(file.inputs, []), ("sm80",), watch)
+    build_engine(rtx, file, shapes.plan_profiles(file.inputs, []), ("sm80",), watch)
     assert any(done == total > 0 for _, done, total in seen)
 
 

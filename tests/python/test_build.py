@@ -73,7 +73,8 @@ def test_one_engine_serves_four_generations_and_its_sidecar_tells_what_it_is(rtx
     assert sidecar["plan_proof"] == "fields"
     assert sidecar["targets"] == list(ALL_TARGETS)
     assert sidecar["backend"] == {"name": "tensorrt-rtx", "version": rtx.version}
-    assert sidecar["profile"]["value"] == {
+    (profile,) = sidecar["profiles"]
+    assert profile["value"] == {
         "min": [1, HEADS, 1, HEAD_DIM],
         "opt": [2, HEADS, 37, HEAD_DIM],
         "max": [3, HEADS, 131, HEAD_DIM],
@@ -89,7 +90,7 @@ def _engine(rtx: Backend, path: Path, *given: str) -> tuple[tuple[str, str], ...
     """Builds ``path`` for one generation at the ``given`` shapes, proves it, and gives its plugin layers."""
     file = onnx_file.read(path)
     engine = build_engine(
-        rtx, file, shapes.plan_profile(file.inputs, [shapes.parse(text) for text in given]), ("sm80",)
+        rtx, file, shapes.plan_profiles(file.inputs, [shapes.parse(text) for text in given]), ("sm80",)
     )
     assert prove_plugins(rtx, file, engine).kind == "fields"
     return engine.layers
@@ -238,7 +239,7 @@ from flash_export.errors import MissingHere
 backend = backends.load("tensorrt-rtx")
 file = onnx_file.read(Path(sys.argv[1] if len(sys.argv) > 1 else {model!r}))
 try:
-    build_engine(backend, file, shapes.plan_profile(file.inputs, []), ("sm80",))
+    build_engine(backend, file, shapes.plan_profiles(file.inputs, []), ("sm80",))
 except MissingHere as error:
     print("refused:", error)
 """

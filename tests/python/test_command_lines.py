@@ -35,7 +35,7 @@ def _backend(name: BackendName) -> Backend:
 
 
 def test_trtexec_gets_every_flag_and_each_path_as_one_word() -> None:
-    assert shlex.split(command_lines.trtexec(OPTIONS, _backend("tensorrt"), PLUGIN, (), PROFILE)) == [
+    assert shlex.split(command_lines.trtexec(OPTIONS, _backend("tensorrt"), PLUGIN, (), [PROFILE])) == [
         "trtexec",
         "--stronglyTyped",
         "--onnx=a model's.onnx",
@@ -50,7 +50,7 @@ def test_trtexec_gets_every_flag_and_each_path_as_one_word() -> None:
 
 
 def test_tensorrt_rtx_gets_the_targets_and_no_timing_cache() -> None:
-    line = command_lines.trtexec(OPTIONS, _backend("tensorrt-rtx"), PLUGIN, ("sm80", "sm86", "sm120"), PROFILE)
+    line = command_lines.trtexec(OPTIONS, _backend("tensorrt-rtx"), PLUGIN, ("sm80", "sm86", "sm120"), [PROFILE])
     words = shlex.split(line)
     assert words[0] == "tensorrt_rtx"
     assert "--computeCapabilities=80,86,120" in words
@@ -58,7 +58,7 @@ def test_tensorrt_rtx_gets_the_targets_and_no_timing_cache() -> None:
 
 
 def test_polygraphys_own_parser_takes_the_line_with_the_timing_cache_and_odd_paths() -> None:
-    words = shlex.split(command_lines.polygraphy(OPTIONS, _backend("tensorrt"), (), PROFILE))
+    words = shlex.split(command_lines.polygraphy(OPTIONS, _backend("tensorrt"), (), [PROFILE]))
     assert words[:5] == ["FLASH_TRT_BACKEND=tensorrt", "python", "-m", "flash_trt.polygraphy", "convert"]
     arguments = convert.Convert().setup_parser().parse_args(words[5:])
     assert arguments.model_file == "a model's.onnx"
@@ -69,10 +69,10 @@ def test_polygraphys_own_parser_takes_the_line_with_the_timing_cache_and_odd_pat
 
 def test_a_cache_that_is_written_in_place_takes_the_preview_feature_in_both_lines() -> None:
     for name in ("tensorrt", "tensorrt-rtx"):
-        line = command_lines.trtexec(OPTIONS, _backend(name), PLUGIN, (), PROFILE, in_place=True)
+        line = command_lines.trtexec(OPTIONS, _backend(name), PLUGIN, (), [PROFILE], in_place=True)
         assert "--preview=+aliasedPluginIO1003" in shlex.split(line)
-        assert "preview" not in command_lines.trtexec(OPTIONS, _backend(name), PLUGIN, (), PROFILE)
-    words = shlex.split(command_lines.polygraphy(OPTIONS, _backend("tensorrt"), (), PROFILE, in_place=True))
+        assert "preview" not in command_lines.trtexec(OPTIONS, _backend(name), PLUGIN, (), [PROFILE])
+    words = shlex.split(command_lines.polygraphy(OPTIONS, _backend("tensorrt"), (), [PROFILE], in_place=True))
     arguments = convert.Convert().setup_parser().parse_args(words[5:])
     assert arguments.preview_features == ["ALIASED_PLUGIN_IO_10_03"]
     assert arguments.model_file == "a model's.onnx"

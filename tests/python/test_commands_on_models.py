@@ -153,7 +153,7 @@ def test_an_engine_without_a_shape_has_every_attention_as_a_plugin_and_inspect_f
     sidecar = found["sidecar"]
     assert sidecar["plan_proof"] == "fields"
     assert {attention["by"] for attention in sidecar["attention"]} == {"plugin"}
-    assert {name: limits["opt"] for name, limits in sidecar["profile"].items()} == model.usual
+    assert {name: limits["opt"] for name, limits in sidecar["profiles"][0].items()} == model.usual
 
 
 def test_polygraphy_lists_every_attention_and_builds_the_same_plugins(

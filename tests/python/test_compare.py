@@ -24,7 +24,7 @@ from flash_export.errors import (
     EXIT_USAGE,
     NumbersDiffer,
 )
-from flash_trt import compare, runners
+from flash_trt import compare, engine_file
 from flash_trt.compare_inputs import InputOptions, plan_runs
 from flash_trt.onnx_file import read
 from flash_trt.verdict import OutputVerdict
@@ -383,7 +383,7 @@ def test_inputs_for_an_engine_stay_within_the_shapes_it_was_built_for(
     built_for = f"query:1x{HEADS}x3x{HEAD_DIM},1x{HEADS}x5x{HEAD_DIM},2x{HEADS}x7x{HEAD_DIM}"
     model, engine, reference = fused(tmp_path / "f.onnx"), tmp_path / "f.engine", unfused(tmp_path / "u.onnx")
     assert flash_trt("build", model, "-o", engine, "--target", "sm80", "--shape", built_for) == EXIT_OK
-    planned = plan_runs(InputOptions(), read(reference), runners.limits_of(engine))
+    planned = plan_runs(InputOptions(), read(reference), engine_file.read(engine))
     sizes = [trial.feeds["query"].shape for choices in planned for trial in choices]
     assert sizes
     assert all(batch <= 2 and 3 <= length <= 7 for batch, _, length, _ in sizes)

@@ -22,7 +22,7 @@ def built(rtx: Backend, tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes
     first = flash_node(output="half", name="first")
     second = flash_node(("half", "key", "value"), name="second", scale=SECOND_SCALE, causal=0)
     file = onnx_file.read(fused(tmp_path_factory.mktemp("plan") / "m.onnx", first, second))
-    profile = shapes.plan_profile(file.inputs, [])
+    profile = shapes.plan_profiles(file.inputs, [])
     return build_engine(rtx, file, profile, ("sm80", "sm89")).data, file.flash_nodes
 
 

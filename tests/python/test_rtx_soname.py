@@ -20,7 +20,7 @@ try:
     backend = backends.load("tensorrt-rtx")
     plugin_library.load(backend)
     file = onnx_file.read(Path({model!r}))
-    print("layers", len(build_engine(backend, file, shapes.plan_profile(file.inputs, []), ("sm80",)).layers))
+    print("layers", len(build_engine(backend, file, shapes.plan_profiles(file.inputs, []), ("sm80",)).layers))
 except MissingHere as error:
     print("refused:", error)
 """

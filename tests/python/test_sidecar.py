@@ -42,7 +42,7 @@ def test_an_honest_sidecar_tells_tensors_and_limits(tmp_path: Path, flash_trt: C
     path = _engine(tmp_path)
     engine = engine_file.read(path)
     assert engine.tensors == ((GraphInput("x", 1, ("batch", 4)),),) * 2
-    assert engine.limits() == ("x:1x4,2x4,3x4",)
+    assert engine.profiles == [LIMITS]
     assert flash_trt("triton", tmp_path / "models", path) == EXIT_OK
 
 
@@ -63,7 +63,9 @@ def test_a_sidecar_that_cannot_be_read_vouches_for_nothing(
 
 
 @pytest.mark.parametrize("told", [5, "abc", [1], {"x": 5}, {"x": {"min": [10**400], "opt": [1], "max": [1]}}, [[[]]]])
-@pytest.mark.parametrize("key", ["profile", "backend", "targets", "gpu", "scratch_bytes", "attention", "plan_proof"])
+@pytest.mark.parametrize(
+    "key", ["profiles", "profile", "backend", "targets", "gpu", "scratch_bytes", "attention", "plan_proof"]
+)
 def test_an_entry_of_another_form_is_no_crash(
     tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], key: str, told: object
 ) -> None:

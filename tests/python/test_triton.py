@@ -205,6 +205,20 @@ def test_an_engine_is_served_with_its_own_largest_batch(schema: ModuleType, tmp_
     }
 
 
+def test_an_engine_with_several_profiles_is_served_with_all_of_them_and_the_batch_that_each_holds(
+    schema: ModuleType, tmp_path: Path, flash_trt: Command
+) -> None:
+    prompt = {"ids": {"min": [1, 64], "opt": [1, 512], "max": [2, 4096]}}
+    decode = {"ids": {"min": [1, 1], "opt": [8, 1], "max": [32, 1]}}
+    engine = _engine(tmp_path / "m.engine", profiles=[prompt, decode])
+    assert flash_trt("triton", tmp_path / "r", engine) == EXIT_OK
+    config = _config(schema, tmp_path / "r" / "m")
+    assert list(config.instance_group[0].profile) == ["0", "1"]
+    assert config.max_batch_size == 2
+    assert flash_trt("triton", tmp_path / "r", _engine(tmp_path / "one.engine")) == EXIT_OK
+    assert not _config(schema, tmp_path / "r" / "one").instance_group[0].profile
+
+
 def test_an_engine_that_carries_the_plugin_needs_no_library(tmp_path: Path, flash_trt: Command) -> None:
     assert flash_trt("triton", tmp_path / "r", _engine(tmp_path / "m.engine", embedded_plugin=True)) == EXIT_OK
     assert list((tmp_path / "r" / "m" / "lib").iterdir()) == []
