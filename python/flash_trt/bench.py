@@ -92,20 +92,24 @@ class Setting:
         return " ".join(f"{dim}={size}" for dim, size in self.sizes.items()) or "static"
 
     def speedup(self, timing: Timing) -> float:
-        """How many times as fast as the last contender, the baseline."""
-        return self.timings[-1].median_ms / timing.median_ms
+        """How many times as fast as the last contender, the baseline: the median of the rounds' ratios."""
+        return float(np.median(self._ratios(timing)))
 
     def speedup_range(self, timing: Timing) -> tuple[float, float]:
         """Between what the speedup lies, 95 times of 100.
 
-        Contenders take turns, so each round has a ratio of its own; this is the interval of the ratios' median by the
-        sign test (Conover, Practical Nonparametric Statistics, section 3.2), which asks nothing of their distribution.
+        The interval of the ratios' median by the sign test (Conover, Practical Nonparametric Statistics, section 3.2),
+        which asks nothing of their distribution; the median found is always in it.
         """
-        ratios = sorted(b / t for b, t in zip(self.timings[-1].seconds, timing.seconds, strict=True))
+        ratios = self._ratios(timing)
         reach = 0.98 * len(ratios) ** 0.5
         low = max(math.floor(len(ratios) / 2 - reach), 0)
         high = min(math.ceil(len(ratios) / 2 + reach), len(ratios) - 1)
         return ratios[low], ratios[high]
+
+    def _ratios(self, timing: Timing) -> list[float]:
+        """The baseline's time over this one's in each round, in which both ran one after the other; sorted."""
+        return sorted(b / t for b, t in zip(self.timings[-1].seconds, timing.seconds, strict=True))
 
     def is_told(self, timing: Timing) -> bool:
         """Whether the rounds tell this contender from the baseline: 1 is outside the speedup's range."""
