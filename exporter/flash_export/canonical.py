@@ -103,6 +103,7 @@ class Attention:
         sinks: one more score in each row's sum, aligned with the scores' axes.
         lengths: how many keys of each batch entry there are.
         also: other outputs of the anchor, and the values that take their place.
+        readings: other ways to tell ``batch`` from ``rows``, where several axes belong to Q alone.
     """
 
     anchor: ir.Node
@@ -123,3 +124,4 @@ class Attention:
     sinks: Side | None = None
     lengths: Side | None = None
     also: list[tuple[ir.Value, ir.Value]] = dataclasses.field(default_factory=list)
+    readings: list[tuple[Axis, Axis]] = dataclasses.field(default_factory=list)

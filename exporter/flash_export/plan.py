@@ -41,6 +41,9 @@ SPLIT_COST = 8.0
 MERGED_COST = 2.0
 """Batch and heads as one axis hide the heads from kernels and reports; only where nothing else fits."""
 
+UNLIKELY_COST = 0.5
+"""A reading that is less likely must save more than reshapes: it takes heads for the query length."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
@@ -84,6 +87,29 @@ def make_plan(attention: Attention, region: Region) -> Plan:
     Raises:
         Refused: no layout fits, a size that must be fixed is dynamic, or a mask cannot be handed over.
     """
+    best: tuple[float, Plan] | None = None
+    refusal: Refused | None = None
+    for index, (batch, rows) in enumerate([(attention.batch, attention.rows), *attention.readings]):
+        try:
+            cost, plan = _cheapest(dataclasses.replace(attention, batch=batch, rows=rows), region)
+        except Refused as error:
+            refusal = refusal or error
+            continue
+        cost += index * UNLIKELY_COST
+        if best is None or cost < best[0] - 1e-9:
+            best = cost, plan
+    if best is None:
+        assert refusal is not None
+        raise refusal
+    return best[1]
+
+
+def _cheapest(attention: Attention, region: Region) -> tuple[float, Plan]:
+    """The plan with its cost.
+
+    Raises:
+        Refused: as ``make_plan``.
+    """
     head_dim = _static(attention, attention.depth, "head_dim_dynamic", "the head dim")
     v_head_dim = _static(attention, attention.v_depth, "head_dim_dynamic", "V's head dim")
     masks = plan_masks(attention, region)
@@ -100,7 +126,7 @@ def make_plan(attention: Attention, region: Region) -> Plan:
                 if candidate is not None and (best is None or candidate[0] < best[0] - 1e-9):
                     best = candidate
         if best is not None:
-            return best[1]
+            return best
     raise refusal or Refused(
         "layout",
         "Q, K, V and the output fit neither [B, S, H*D] nor [B, H, S, D] without computing shapes at run time",
@@ -152,6 +178,7 @@ def _partitions(attention: Attention) -> Iterator[Heads]:
         )
     shared = _missing(attention.key, outer) & _missing(attention.value, outer)
     absent = _absent(attention.key, outer) | _absent(attention.value, outer)
+    found = False
     for count in range(len(outer), -1, -1):
         batch, heads = outer[:count], outer[count:]
         if any(a.size.static is None for a in heads):
@@ -160,9 +187,17 @@ def _partitions(attention: Attention) -> Iterator[Heads]:
             kv = [a for a in heads if id(a) not in gone]
             suffix = heads[: len(kv)] == kv
             if suffix and absent <= gone and not any(id(a) in gone for a in batch):
+                found = True
                 yield Heads(batch, heads, kv)
             if not shared:
                 break
+    if not found:
+        raise Refused(
+            "operand_shapes",
+            "K or V is broadcast along the batch, or along heads that are not the innermost",
+            attention.anchor,
+            "expand K and V before the product, or give both the heads that they share as their innermost",
+        )
 
 
 def _missing(chain: Chain, outer: Axis) -> set[int]:

@@ -7,13 +7,13 @@ import dataclasses
 
 import onnx_ir as ir
 
+from flash_export import einsum
 from flash_export import graph as g
 from flash_export.canonical import Refused, Tail
 from flash_export.contrib_product import as_multiplied, is_fused_product
 from flash_export.drafts import Drafts
 from flash_export.evaluate import Evaluator, NotEvaluable
 from flash_export.layout import Axes, Axis, Chain, follow, is_float_cast, leaves, step, unify
-from flash_export.shape_rules import einsum_letters
 from flash_export.shapes import Shapes
 
 
@@ -66,20 +66,19 @@ class Region:
 
 @dataclasses.dataclass(slots=True)
 class Product:
-    """The axes of a product of two tensors: ``rows`` from the left only, ``columns`` from the right only."""
+    """The axes of a product of two tensors: its own, those from ``left`` or ``right`` only, and the one summed over."""
 
     axes: Axes
-    batch: Axis
-    rows: Axis
-    columns: Axis
+    left: Axes
+    right: Axes
     contraction: Axis
 
 
 def is_product(node: ir.Node | None) -> bool:
-    """True for MatMul, FusedMatMul and for an Einsum of two operands."""
+    """True for MatMul, FusedMatMul and for an Einsum of several operands; ``multiply`` reads those of two."""
     if g.is_op(node, "MatMul") or is_fused_product(node):
         return True
-    return g.is_op(node, "Einsum") and node is not None and len(node.inputs) == 2
+    return g.is_op(node, "Einsum") and node is not None and len(node.inputs) >= 2
 
 
 def multiply(node: ir.Node, left: Axes, right: Axes, shapes: Shapes) -> Product:
@@ -93,13 +92,18 @@ def multiply(node: ir.Node, left: Axes, right: Axes, shapes: Shapes) -> Product:
     else:
         result = _matmul(as_multiplied(node, left, "A"), as_multiplied(node, right, "B"), shapes)
     if result is None:
-        raise Refused(
-            "product_form",
-            f"the axes of the two operands of {node.op_type} cannot be followed",
-            node,
-            "report the model's shapes; the attention stays in standard operators",
-        )
+        raise _unreadable(node)
     return result
+
+
+def _unreadable(node: ir.Node) -> Refused:
+    if node.op_type != "Einsum":
+        what, action = f"of {node.op_type}", "report the model's shapes; the attention stays in standard operators"
+    else:
+        equation = node.attributes["equation"].as_string() if "equation" in node.attributes else ""
+        what = f'of Einsum "{equation}"'
+        action = "write it as torch.matmul, or as an einsum in which each axis that is summed over is in both operands"
+    return Refused("product_form", f"the axes of the two operands {what} cannot be followed", node, action)
 
 
 def _matmul(left: Axes, right: Axes, shapes: Shapes) -> Product | None:
@@ -113,42 +117,29 @@ def _matmul(left: Axes, right: Axes, shapes: Shapes) -> Product | None:
         if a and b and not unify(a, b, shapes):
             return None
         batch.append(a or b)
-    rows, columns = left[-2], right[-1]
-    return Product(
-        [*batch, rows, columns],
-        [x for axis in batch for x in leaves(axis)],
-        leaves(rows),
-        leaves(columns),
-        leaves(left[-1]),
-    )
+    return Product([*batch, left[-2], right[-1]], [left[-2]], [right[-1]], leaves(left[-1]))
 
 
 def _einsum(node: ir.Node, left: Axes, right: Axes, shapes: Shapes) -> Product | None:
-    letters = einsum_letters(node)
+    letters = einsum.letters(node, [len(left), len(right)])
     if letters is None:
         return None
     (a, b), out = letters
-    if len(a) != len(left) or len(b) != len(right):
-        return None
     by_letter: dict[str, Axis] = dict(zip(a, left, strict=True))
     for name, axis in zip(b, right, strict=True):
         other = by_letter.get(name, [])
         if leaves(other) and leaves(axis) and not unify(other, axis, shapes):
             return None
         by_letter[name] = other if leaves(other) else axis
-    contracted = [n for n in a if n in b and n not in out]
+    summed = [n for n in a if n in b and n not in out]
     only_left, only_right = [n for n in a if n not in b], [n for n in b if n not in a]
-    if len(contracted) != 1 or not only_left or not only_right or not set(only_left + only_right) <= set(out):
+    if not summed or not set(only_left + only_right) <= set(out):
         return None
-    # Letters on one side only: the innermost is that side's length, the others are heads the other side shares.
-    rows, columns = only_left[-1], only_right[-1]
-    batch = [x for n in out if n not in (rows, columns) for x in leaves(by_letter[n])]
     return Product(
         [by_letter[n] for n in out],
-        batch,
-        leaves(by_letter[rows]),
-        leaves(by_letter[columns]),
-        leaves(by_letter[contracted[0]]),
+        [by_letter[n] for n in only_left],
+        [by_letter[n] for n in only_right],
+        [x for n in summed for x in leaves(by_letter[n])],
     )
 
 

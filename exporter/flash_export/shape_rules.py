@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from flash_export import einsum
 from flash_export import graph as g
 from flash_export.contents_rules import shape_contents
 from flash_export.dims import ONE, Dim, Shape
@@ -233,27 +234,14 @@ def _range(s: Shapes, node: ir.Node) -> list[Shape | None]:
     return [(s.fresh(),)]
 
 
-def einsum_letters(node: ir.Node) -> tuple[list[str], str] | None:
-    """The letters of an explicit Einsum of two operands without ellipsis, e.g. ``(["bhqd", "bhkd"], "bhqk")``."""
-    attribute = node.attributes.get("equation")
-    text = "" if attribute is None else attribute.as_string().replace(" ", "")
-    left, arrow, right = text.partition("->")
-    operands = left.split(",")
-    if not arrow or "." in text or len(operands) != 2 or any(len(set(o)) != len(o) for o in (*operands, right)):
-        return None
-    return operands, right
-
-
 def _einsum(s: Shapes, node: ir.Node) -> list[Shape | None]:
-    letters = einsum_letters(node)
+    shapes = [s.shape(value) for value in node.inputs]
+    letters = einsum.letters(node, [None if shape is None else len(shape) for shape in shapes])
     if letters is None:
         return [None]
     dims: dict[str, Dim] = {}
-    for names, value in zip(letters[0], node.inputs, strict=True):
-        shape = s.shape(value)
-        if shape is None or len(shape) != len(names):
-            return [None]
-        for name, dim in zip(names, shape, strict=True):
+    for names, shape in zip(letters[0], shapes, strict=True):
+        for name, dim in zip(names, shape or (), strict=True):
             dims[name] = dim if dims.get(name, ONE) == ONE else dims[name]
     return [tuple(dims[name] for name in letters[1])]
 

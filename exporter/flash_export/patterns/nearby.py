@@ -20,7 +20,7 @@ def product_below(node: ir.Node) -> bool:
         current = queue.pop(0)
         rounding += is_quantization(current)
         if is_product(current):
-            return not any(g.is_weight(v) for v in current.inputs if v is not None)
+            return _of_activations(current)
         following = [n for v in current.outputs for n in users(v) if n not in seen]
         seen.update(following)
         queue.extend(following)
@@ -37,7 +37,7 @@ def product_above(value: ir.Value) -> bool:
         if node is None:
             continue
         if is_product(node):
-            if not any(g.is_weight(v) for v in node.inputs if v is not None):
+            if _of_activations(node):
                 return True
             continue
         if is_quantization(node):
@@ -46,3 +46,8 @@ def product_above(value: ir.Value) -> bool:
         elif not g.is_op(node, "LayerNormalization", "BatchNormalization", "Conv", "Gemm", "Shape"):
             queue.extend(v for v in node.inputs if v is not None)
     return False
+
+
+def _of_activations(product: ir.Node) -> bool:
+    """Whether two factors are no weights; an Einsum may have a third."""
+    return sum(v is not None and not g.is_weight(v) for v in product.inputs) >= 2

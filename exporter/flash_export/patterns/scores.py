@@ -118,7 +118,7 @@ def _read_scores(value: ir.Value, region: Region) -> tuple[ir.Node, list[Step]]:
 
 def _product(node: ir.Node, region: Region) -> tuple[ir.Node, list[Step]]:
     weights = [v for v in node.inputs if v is not None and _is_layer_weight(v, node, region)]
-    if not weights:
+    if len(node.inputs) - len(weights) >= 2:
         return node, []
     others = [v for v in node.inputs if v is not None and v not in weights]
     try:

@@ -53,8 +53,20 @@ def read(anchor: ir.Node, region: Region) -> Attention:
             raise NotAttention("no product of two activations lies above the softmax") from error
         raise
     for product in (first, second):
+        _refuse_several(product)
         refuse_quantized(product.inputs, product)
     return _assemble(anchor, first, up, down, second, region)
+
+
+def _refuse_several(product: ir.Node) -> None:
+    """Refuses an Einsum that multiplies more than two tensors."""
+    if product.op_type == "Einsum" and len(product.inputs) != 2:
+        raise Refused(
+            "product_form",
+            f"Einsum multiplies {len(product.inputs)} tensors at once",
+            product,
+            "multiply Q and K in one einsum, the probabilities and V in another, and by factors outside of them",
+        )
 
 
 def _read_probabilities(anchor: ir.Node, region: Region) -> tuple[list[ir.Node], ir.Node]:
@@ -193,6 +205,7 @@ def _assemble(
     if any(leaves(axis) != summed for axis in expression.key_axes):
         raise _other_axis(anchor)
     transposed = _is_transposed(scores, summed, anchor)
+    (batch, rows), *readings = _readings(scores, scores.right if transposed else scores.left, summed)
     query = _with_row_factors(expression, scores, first, left, transposed, region)
     axes = _down(expression, down, region)
     probabilities = down[-1].outputs[0] if down else anchor.outputs[0]
@@ -202,7 +215,7 @@ def _assemble(
     value = _with_alpha(region.operand(second.inputs[1 - at], second, scalars=False), second, region)  # type: ignore[arg-type]
     operands = (axes, value.last) if at == 0 else (value.last, axes)
     result = multiply(second, *operands, region.shapes)
-    columns = leaves(scores.rows if transposed else scores.columns)
+    columns = leaves(summed)
     if leaves(result.contraction) != columns:
         raise Refused(
             "softmax_axis",
@@ -217,11 +230,11 @@ def _assemble(
         query=query,
         key=key,
         value=value,
-        batch=leaves(scores.batch),
-        rows=leaves(scores.columns if transposed else scores.rows),
+        batch=leaves(batch),
+        rows=leaves(rows),
         columns=columns,
         depth=leaves(scores.contraction),
-        v_depth=leaves(result.columns if at == 0 else result.rows),
+        v_depth=leaves(a for axis in (result.right if at == 0 else result.left) for a in axis),
         scale=expression.scale,
         softcap=expression.softcap,
         terms=expression.terms,
@@ -229,6 +242,7 @@ def _assemble(
         band=None,
         nodes=[first, *(s.node for s in up), anchor, *down, second],
         sinks=expression.sinks,
+        readings=readings,
     )
 
 
@@ -252,11 +266,27 @@ def _with_alpha(value: Chain, second: ir.Node, region: Region) -> Chain:
 
 def _is_transposed(scores: Product, summed: Axis, anchor: ir.Node) -> bool:
     """Whether K is the left operand: the softmax runs over K's length, whichever side that is."""
-    if summed == leaves(scores.columns):
-        return False
-    if summed == leaves(scores.rows):
-        return True
+    for axes, transposed in ((scores.right, False), (scores.left, True)):
+        whole = [a for axis in axes for a in leaves(axis) if {id(x) for x in leaves(axis)} <= {id(x) for x in summed}]
+        if {id(a) for a in whole} == {id(a) for a in summed}:
+            return transposed
     raise _other_axis(anchor)
+
+
+def _readings(scores: Product, own: Axes, summed: Axis) -> list[tuple[Axis, Axis]]:
+    """The ways to tell the scores' outer axes from the query length, as (batch, rows), the likeliest first.
+
+    A MatMul has one. In an Einsum several axes may belong to Q alone: its length, and heads that share K and V. Any of
+    them may be taken for the length, the innermost of the scores' first, and all together too: an image's rows and
+    columns are one.
+    """
+    choices = [*([axis] for axis in reversed(scores.axes) if any(axis is x for x in own)), own]
+    result = []
+    for chosen in choices:
+        ids = {id(a) for axis in chosen for a in leaves(axis)}
+        outer = [a for axis in scores.axes for a in leaves(axis) if a not in summed and id(a) not in ids]
+        result.append((outer, [a for axis in chosen for a in leaves(axis)]))
+    return result if len(own) > 1 else result[:1]
 
 
 def _other_axis(anchor: ir.Node) -> Refused:

@@ -29,7 +29,7 @@ def spread(
     (first, scores), (second, result) = products
     if {first.op_type, second.op_type} != {"MatMul"}:
         return query, key, value
-    grouped = _grouped(leaves(scores.batch), key, value)
+    grouped = _grouped([a for axis in scores.axes[:-2] for a in leaves(axis)], key, value)
     sources = (query, key, value)
     outer = (scores.axes[:-2], scores.axes[:-2], result.axes[:-2])
     keep: tuple[set[int], ...] = (set(), grouped, grouped)
