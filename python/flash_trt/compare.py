@@ -29,6 +29,7 @@ from flash_trt import engine_file, onnx_file, runners, tensor_files
 from flash_trt.compare_html import as_html, nearness
 from flash_trt.compare_inputs import InputOptions, plan_runs
 from flash_trt.onnx_file import OnnxFile
+from flash_trt.ort_errors import one_line
 from flash_trt.output import check_outputs, files_read, write_atomically
 from flash_trt.plugin_library import sha256_of
 from flash_trt.rounding import more_roundings
@@ -257,7 +258,7 @@ def _run_all(
             raise NumbersDiffer(
                 "FUSED fails on inputs that REFERENCE takes",
                 where=f"{options.fused}, {trial.name}",
-                got=runners.one_line(fused),
+                got=one_line(fused),
                 need="the same inputs to work",
                 do="report this with the model",
             )
@@ -286,7 +287,7 @@ def _first_taken(
     for trial in choices:
         base = _infer(sides.base, trial)
         if isinstance(base, Exception):
-            why = why or runners.one_line(base)
+            why = why or one_line(base)
             continue
         declared = {value: base[value.name] for value in sides.model.graph.outputs if value.name and value.name in base}
         unfair = trial.why_unfair(declared) if trial.sizes is not None else ""

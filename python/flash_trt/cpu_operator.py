@@ -15,6 +15,7 @@ import onnxruntime
 
 from flash_export.errors import MissingHere, UsageError
 from flash_trt import native, onnx_file
+from flash_trt.ort_errors import cannot_load
 
 LIBRARY = "libflash_attention_cpu.so"
 VARIABLE = "FLASH_TRT_CPU_OPERATOR"
@@ -49,15 +50,18 @@ def session(path: str | Path, **options: Any) -> onnxruntime.InferenceSession:
         options: attributes of ``onnxruntime.SessionOptions`` by name, ``intra_op_num_threads=2`` for example.
 
     Raises:
-        UsageError: an option that ONNX Runtime does not have, or a model that ``onnx_file.read`` refuses: no such
-            file, a FlashAttention node with an attribute that the operator does not have.
-        UnsafeInput, UnsupportedModel: as ``onnx_file.read``; a newer version of the operator is among them.
+        UsageError: an option that ONNX Runtime does not have, or not with this value; no path; or a model that
+            ``onnx_file.read`` refuses: no such file, a FlashAttention node with an attribute that the operator does not
+            have.
+        UnsafeInput, UnsupportedModel: as ``onnx_file.read``, a newer version of the operator among them;
+            UnsupportedModel too where ONNX Runtime does not load the model, or the operator refuses an attribute.
         MissingHere: the library is not found or does not load.
     """
-    onnx_file.read(Path(path))  # ONNX Runtime passes over unknown attributes and newer versions
+    model = onnx_file.path_of(path)
+    onnx_file.read(model)  # ONNX Runtime passes over unknown attributes and newer versions
     settings = onnx_settings()
     for name, value in options.items():
-        if not hasattr(settings, name):
+        if not isinstance(getattr(onnxruntime.SessionOptions, name, None), property):
             raise UsageError(
                 "ONNX Runtime has no such option",
                 where=f"option {name}",
@@ -65,9 +69,25 @@ def session(path: str | Path, **options: Any) -> onnxruntime.InferenceSession:
                 need="an attribute of onnxruntime.SessionOptions",
                 do="correct its name",
             )
-        setattr(settings, name, value)
+        _set(settings, name, value)
     _register(settings)
-    return onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+    try:
+        return onnxruntime.InferenceSession(str(model), settings, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's errors share no other base
+        raise cannot_load(model, error) from error
+
+
+def _set(settings: onnxruntime.SessionOptions, name: str, value: object) -> None:
+    try:
+        setattr(settings, name, value)
+    except Exception as error:  # of another type, or outside its range
+        raise UsageError(
+            "ONNX Runtime does not take this value of an option",
+            where=f"option {name}",
+            got=f"{name}={value!r}"[:200],
+            need=f"a value like its default, {getattr(settings, name)!r}",
+            do="look the option up in onnxruntime.SessionOptions",
+        ) from error
 
 
 def onnx_settings() -> onnxruntime.SessionOptions:

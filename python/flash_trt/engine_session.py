@@ -12,7 +12,7 @@ import numpy as np
 
 from flash_export import twin
 from flash_export.errors import MissingHere, UnsupportedModel, UsageError
-from flash_trt import cuda, engine_file, engine_load, engine_profiles, plan
+from flash_trt import cuda, engine_file, engine_load, engine_profiles, onnx_file, plan
 from flash_trt.engine_load import LoadedEngine
 
 _DTYPES: dict[str, type] = {
@@ -44,7 +44,7 @@ def open_engine(path: str | Path, *, trusted: bool = False, cuda_graph: bool = F
         UnsupportedModel: a tensor of a type that numpy cannot hold.
         MissingHere: no GPU that it was built for, no TensorRT or no plugin here.
     """
-    return EngineSession(engine_load.load(Path(path), trusted=trusted), cuda_graph=cuda_graph)
+    return EngineSession(engine_load.load(onnx_file.path_of(path), trusted=trusted), cuda_graph=cuda_graph)
 
 
 def why_not_here(path: str | Path) -> str:
@@ -55,7 +55,7 @@ def why_not_here(path: str | Path) -> str:
         UnsafeInput: its sidecar is broken.
     """
     try:
-        engine_file.require_gpu(engine_file.read(Path(path)))
+        engine_file.require_gpu(engine_file.read(onnx_file.path_of(path)))
     except MissingHere as error:
         return f"{error.got}; it needs {error.need}"
     return ""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import stat
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -88,6 +89,24 @@ class OnnxFile:
         """The same files by their paths as seen from the model's folder."""
         folder = self.path.parent
         return {str(Path(location)): folder / location for location in _external_locations(self.proto)}
+
+
+def path_of(given: object) -> Path:
+    """What a caller from Python names a file by, as a path.
+
+    Raises:
+        UsageError: neither a string nor an ``os.PathLike`` of one, or with a NUL in it.
+    """
+    text = os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
+    if isinstance(text, str) and "\0" not in text:
+        return Path(text)
+    raise UsageError(
+        "this names no file",
+        where="the path of a model",
+        got=f"{type(given).__name__} {given!r}"[:200],
+        need="a string without NUL, or a pathlib.Path",
+        do="give the path of an .onnx, or of an engine where one is taken; os.fsdecode makes a string of bytes",
+    )
 
 
 def read(path: Path) -> OnnxFile:

@@ -7,7 +7,6 @@ import ctypes
 import json
 import math
 import os
-import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,22 +17,18 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from flash_export.errors import MissingHere, UnsupportedModel, UsageError, UserError
+from flash_export.errors import MissingHere, UserError
 from flash_export.op import OPERATORS
 from flash_export.requirements import pip_install
 from flash_trt import cpu_operator, gpu
 from flash_trt.onnx_file import OnnxFile
-from flash_trt.runners import fails_on, one_line
+from flash_trt.ort_errors import cannot_load, fails_on
 
 LIBRARY = "our CPU operator library"
 BODIES = "the function bodies in the file, in standard operators"
 
 _CUDA = "CUDAExecutionProvider"
 _CPU = "CPUExecutionProvider"
-_FIVE_PARTS = re.compile(
-    r"(?P<what>[^\n:]+)\n  where (?P<where>.*)\n  got   (?P<got>.*)\n  need  (?P<need>.*)\n  do    (?P<do>.*)"
-)
-"""An error of the operator library in five parts, without what ONNX Runtime says before it."""
 
 
 def has_cuda() -> bool:
@@ -100,15 +95,7 @@ class Session:
         except UserError:
             raise
         except Exception as error:  # ONNX Runtime's errors share no other base
-            if (ours := _librarys_own(error)) is not None:
-                raise ours from error
-            raise UnsupportedModel(
-                "ONNX Runtime cannot load the model",
-                where=str(file.path),
-                got=one_line(error),
-                need="a model that runs in plain ONNX Runtime: a fused one carries its function bodies",
-                do="export without --no-fallback",
-            ) from error
+            raise cannot_load(file.path, error) from error
 
     @property
     def where(self) -> str:
@@ -141,18 +128,6 @@ class Session:
             return BODIES + (", on CUDA" if self._cuda else "")
         # An older library, which the environment may name, lacks operators: their bodies run beside it.
         return LIBRARY + (f"; {', '.join(left)} by {BODIES}" if left else "")
-
-
-def _librarys_own(error: Exception) -> UserError | None:
-    """What the operator library itself refused, in its own five parts inside ONNX Runtime's text; None for all else.
-
-    What the environment asks of it in vain is a mistake of the user's, all else is the model's.
-    """
-    told = _FIVE_PARTS.search(str(error))
-    if told is None:
-        return None
-    kind = UsageError if told["where"].startswith("environment variable ") else UnsupportedModel
-    return kind(told["what"].strip(), where=told["where"], got=told["got"], need=told["need"], do=told["do"])
 
 
 def _not_on_cuda(providers: list[str]) -> MissingHere:

@@ -15,11 +15,12 @@ import numpy as np
 import onnx_ir as ir
 
 from flash_export import runtime, twin
-from flash_export.errors import MissingHere, UnsupportedModel, UsageError
+from flash_export.errors import MissingHere, UnsupportedModel
 from flash_export.input_roles import fed_inputs
 from flash_export.requirements import pip_install
 from flash_trt import cpu_operator, engine_load, engine_profiles
 from flash_trt.backends import BackendName
+from flash_trt.ort_errors import one_line
 
 _INLINE_BYTES = 2**20
 
@@ -183,19 +184,3 @@ def adapted(feeds: Mapping[str, np.ndarray], runner: Any) -> dict[str, np.ndarra
         same_kind = twin.is_float(array.dtype) and twin.is_float(dtype) and array.dtype != dtype
         typed[name] = twin.convert_array(array, dtype) if same_kind else array
     return typed
-
-
-def one_line(error: Exception) -> str:
-    """The error's text on one line, cut where it stops being readable."""
-    return " ".join(str(error).split())[:500]
-
-
-def fails_on(model: Path, error: Exception) -> UsageError:
-    """What to say when a model that loads fails on the inputs it was given."""
-    return UsageError(
-        "the model fails on these inputs",
-        where=str(model),
-        got=one_line(error),
-        need="inputs that it takes",
-        do="check their lengths against each other, and ids against their table",
-    )

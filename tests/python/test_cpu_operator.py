@@ -46,6 +46,65 @@ def test_an_option_that_onnx_runtime_lacks_is_named(fused: Path) -> None:
     assert "intra_op_threads=1" in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["intra_op_threads", "add_session_config_entry", "__class__"])
+def test_what_is_no_option_is_no_option(fused: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="no such option"):
+        flash_trt.session(fused, **{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("intra_op_num_threads", "two"),
+        ("intra_op_num_threads", None),
+        ("intra_op_num_threads", 2**40),
+        ("graph_optimization_level", 3),
+        ("profile_file_prefix", 5),
+    ],
+)
+def test_a_value_that_an_option_does_not_take_is_named_with_its_default(fused: Path, name: str, value: object) -> None:
+    with pytest.raises(UsageError, match="does not take this value") as error:
+        flash_trt.session(fused, **{name: value})
+    assert error.value.where == f"option {name}"
+    assert f"{name}={value!r}" in error.value.got
+    assert repr(getattr(onnxruntime.SessionOptions(), name)) in error.value.need
+
+
+@pytest.mark.parametrize("path", ["a\0b", 5, None, b"m.onnx", ["m.onnx"]], ids=repr)
+@pytest.mark.parametrize("opened", [flash_trt.session, flash_trt.open_engine, flash_trt.why_not_here])
+def test_what_names_no_file_is_told_with_what_would(opened: Callable[[object], object], path: object) -> None:
+    with pytest.raises(UsageError, match="names no file") as error:
+        opened(path)
+    assert repr(path) in error.value.got
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "got"),
+    [("scale", float("nan"), "nan"), ("causal", 5, "5"), ("plugin_version", "abc", "version abc")],
+)
+def test_an_attribute_that_the_operator_refuses_is_told_in_its_own_words(
+    fused: Path, name: str, value: object, got: str
+) -> None:
+    def change(proto: onnx.ModelProto) -> None:
+        (attribute,) = (a for a in proto.graph.node[0].attribute if a.name == name)
+        attribute.CopyFrom(onnx.helper.make_attribute(name, value))
+
+    with pytest.raises(UnsupportedModel, match="cannot create FlashAttention") as error:
+        flash_trt.session(edited(fused, change))
+    assert error.value.where == f'node "attention", attribute {name}'
+    assert error.value.got == got
+
+
+def test_an_operator_that_nobody_knows_is_named(fused: Path) -> None:
+    def strange(proto: onnx.ModelProto) -> None:
+        proto.graph.node.append(onnx.helper.make_node("Strange", ["output"], ["more"], domain="theirs"))
+        proto.opset_import.append(onnx.helper.make_opsetid("theirs", 1))
+
+    with pytest.raises(UnsupportedModel, match="ONNX Runtime cannot load the model") as error:
+        flash_trt.session(edited(fused, strange))
+    assert "theirs:Strange" in error.value.got
+
+
 def test_an_unknown_attribute_is_named(fused: Path) -> None:
     extra = onnx.helper.make_attribute("alibi", 1)
     with pytest.raises(UsageError, match="alibi"):
