@@ -27,7 +27,6 @@ _WHY = {
     "PackedMultiHeadAttention": _PACKED,
     "PagedAttention": _PAGED,
     "QAttention": _QUANTIZED,
-    "QLinearSoftmax": _QUANTIZED,
     "QOrderedAttention": _QUANTIZED,
     "QOrderedLongformerAttention": _QUANTIZED,
     "SparseAttention": _SPARSE,

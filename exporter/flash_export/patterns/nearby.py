@@ -3,14 +3,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from flash_export import graph as g
-from flash_export.patterns.quantized import is_quantization
+from flash_export.patterns.quantized import is_quantization, quantized_factors
 from flash_export.region import is_product, users
 
 REACH = 24
 """Nodes looked at on each side."""
+
+_LAYERS = (
+    *("LayerNormalization", "BatchNormalization", "Conv", "Gemm", "Shape"),
+    *("QLinearConv", "ConvInteger", "QGemm"),
+)
+"""What lies above one of these makes no scores."""
 
 
 def product_below(node: ir.Node) -> bool:
@@ -19,8 +27,9 @@ def product_below(node: ir.Node) -> bool:
     while queue and len(seen) - rounding < REACH:
         current = queue.pop(0)
         rounding += is_quantization(current)
-        if is_product(current):
-            return _of_activations(current)
+        factors = _factors(current)
+        if factors is not None:
+            return _of_activations(factors)
         following = [n for v in current.outputs for n in users(v) if n not in seen]
         seen.update(following)
         queue.extend(following)
@@ -36,18 +45,24 @@ def product_above(value: ir.Value) -> bool:
         node = queue.pop(0).producer()
         if node is None:
             continue
-        if is_product(node):
-            if _of_activations(node):
+        factors = _factors(node)
+        if factors is not None:
+            if _of_activations(factors):
                 return True
             continue
         if is_quantization(node):
             seen -= 1  # a quantizer may round every tensor on the way, which makes the way no longer
             queue[:0] = [v for v in node.inputs[:1] if v is not None]
-        elif not g.is_op(node, "LayerNormalization", "BatchNormalization", "Conv", "Gemm", "Shape"):
-            queue.extend(v for v in node.inputs if v is not None)
+        elif node.op_type not in _LAYERS:
+            queue.extend(v for v in node.inputs if v is not None and v.producer() is not None)
     return False
 
 
-def _of_activations(product: ir.Node) -> bool:
+def _factors(node: ir.Node) -> Sequence[ir.Value | None] | None:
+    """What a product multiplies, of numbers or of integers that stand for them; None for other nodes."""
+    return node.inputs if is_product(node) else quantized_factors(node)
+
+
+def _of_activations(factors: Sequence[ir.Value | None]) -> bool:
     """Whether two factors are no weights; an Einsum may have a third."""
-    return sum(v is not None and not g.is_weight(v) for v in product.inputs) >= 2
+    return sum(v is not None and not g.is_weight(v) for v in factors) >= 2

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention whose two products are quantized: it is refused, as FlashAttention multiplies in floating point alone."""
+"""Attention whose products are quantized: it is refused, as FlashAttention multiplies in floating point alone.
+
+Two forms of file say so: pairs of QuantizeLinear and DequantizeLinear around a MatMul, and products of integers
+themselves (``QLinearMatMul``, ``MatMulInteger``), of which none is read, only found.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,37 @@ QUANTIZE_AFTERWARDS = (
 
 _SELECTING = ("Split", "Slice", "Gather", "Cast")
 
+_PRODUCTS = {
+    "QLinearMatMul": (0, 3),
+    "MatMulInteger": (0, 1),
+    "MatMulIntegerToFloat": (0, 1),
+    "DynamicQuantizeMatMul": (0, 1),
+}
+"""Products of integers -> which inputs are the factors."""
+
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 """ONNX Runtime's quantizer writes the types that the standard did not have (16 and 4 bits) in its own domain."""
 
 
 def is_quantization(node: ir.Node | None, *names: str) -> bool:
-    """True for QuantizeLinear and DequantizeLinear (or those of ``names``), the standard's and ONNX Runtime's."""
-    names = names or ("QuantizeLinear", "DequantizeLinear")
+    """True for what quantizes and dequantizes (or those of ``names``), the standard's and ONNX Runtime's."""
+    names = names or ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
     return node is not None and node.domain in _DOMAINS and node.op_type in names
+
+
+def quantized_factors(node: ir.Node | None) -> tuple[ir.Value | None, ...] | None:
+    """The two factors of a product of integers, each with scale and zero point left out; None for other nodes."""
+    if node is None or node.domain not in _DOMAINS or node.op_type not in _PRODUCTS:
+        return None
+    return tuple(node.inputs[i] if i < len(node.inputs) else None for i in _PRODUCTS[node.op_type])
+
+
+def in_scores(node: ir.Node) -> ir.Node | None:
+    """The node that quantizes the scores, if ``node`` or the one that it takes numbers from does."""
+    above = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
+    cast = above if node.op_type == "Cast" else None  # MatMulInteger gives integers, which are cast and scaled
+    found = [n for n in (node, cast) if is_quantization(n) or quantized_factors(n) is not None]
+    return found[0] if found else node if node.op_type.startswith("QLinear") else None
 
 
 def refuse_quantized(operands: Iterable[ir.Value | None], product: ir.Node) -> None:

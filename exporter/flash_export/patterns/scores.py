@@ -18,7 +18,7 @@ from flash_export.canonical import Added, Hidden, NotAttention, Refused, Side, T
 from flash_export.dims import ONE
 from flash_export.layout import Axes, Axis, is_float_cast, read_scalar_factor, step, trains
 from flash_export.mask_terms import FORGETS, uniform
-from flash_export.patterns.quantized import QUANTIZE_AFTERWARDS, is_quantization
+from flash_export.patterns.quantized import QUANTIZE_AFTERWARDS, in_scores
 from flash_export.region import Region, is_product
 
 
@@ -153,8 +153,9 @@ def _unknown(node: ir.Node) -> Refused:
             node,
             "a sink is one column behind the last key; this attention stays in standard operators",
         )
-    if is_quantization(node, "DequantizeLinear", "QLinearMatMul", "MatMulInteger"):
-        return Refused("quantized", f"{node.op_type} lies in the scores", node, QUANTIZE_AFTERWARDS)
+    quantized = in_scores(node)
+    if quantized is not None:
+        return Refused("quantized", f"{quantized.op_type} lies in the scores", quantized, QUANTIZE_AFTERWARDS)
     return Refused(
         "unknown_operator",
         f"{node.op_type} lies between the product of Q and K and the softmax and is no scale, mask, bias or layout",

@@ -17,7 +17,7 @@ from flash_export.layout import Axes, Axis, Chain, is_float_cast, leaves, step, 
 from flash_export.patterns import zeroed
 from flash_export.patterns.contrib_inputs import require_inputs
 from flash_export.patterns.nearby import product_above, product_below
-from flash_export.patterns.quantized import QUANTIZE_AFTERWARDS, is_quantization, refuse_quantized
+from flash_export.patterns.quantized import QUANTIZE_AFTERWARDS, is_quantization, quantized_factors, refuse_quantized
 from flash_export.patterns.scores import Expression, Step, read_scores, refuse_replaced
 from flash_export.patterns.spread import spread
 from flash_export.region import Product, Region, follow_tail, is_product, multiply, users
@@ -130,7 +130,7 @@ def _shared(value: ir.Value, readers: list[ir.Node]) -> Exception:
 def _changed(value: ir.Value, node: ir.Node) -> Exception:
     if not product_below(node):
         return NotAttention("the softmax's output enters no product")
-    if is_quantization(node):
+    if is_quantization(node) or quantized_factors(node) is not None:
         return Refused("quantized", f"{node.op_type} follows the softmax", node, QUANTIZE_AFTERWARDS)
     if trains(node):
         return Refused("dropout_active", "Dropout is in training mode", node, "export the model in eval() mode")

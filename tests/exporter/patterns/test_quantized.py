@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QuantizeLinear and DequantizeLinear around attention's products: refused; around its projections: fused."""
+"""Quantized products of attention are refused by name, in either form of file; quantized projections stay fused."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from exporter import graphs
 from exporter.graphs import code, fuse, model, only
 from exporter.torch_exports import run
-from onnxruntime.quantization import CalibrationDataReader, quantize_static
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_dynamic, quantize_static
 
 from flash_export.find import find
 from flash_export.patterns.quantized import QUANTIZE_AFTERWARDS
@@ -120,8 +121,8 @@ class Batches(CalibrationDataReader):
         return self._left.pop() if self._left else None
 
 
-def test_the_way_out_works_a_fused_file_can_be_quantized_and_its_node_stays(tmp_path: Path) -> None:
-    """ONNX Runtime's quantizer with the fused file gives what it gives with the unfused one, the products left out."""
+def projected() -> onnx.ModelProto:
+    """Attention behind three projections, every node named: what a quantizer takes."""
     body = graphs.HEADS + graphs.SPLIT_HEADS + graphs.PLAIN
     plain = model(body, inputs=graphs.PROJECTED, outputs="float[B, 4, S, 8] out", constants=graphs.SHAPES)
     random = np.random.default_rng(7)
@@ -131,6 +132,12 @@ def test_the_way_out_works_a_fused_file_can_be_quantized_and_its_node_stays(tmp_
         plain.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
     for node in plain.graph.node:
         node.name = f"node_{node.output[0]}"
+    return plain
+
+
+def test_the_way_out_works_a_fused_file_can_be_quantized_and_its_node_stays(tmp_path: Path) -> None:
+    """ONNX Runtime's quantizer with the fused file gives what it gives with the unfused one, the products left out."""
+    plain, random = projected(), np.random.default_rng(8)
     x = random.standard_normal((3, 7, 32)).astype(np.float32)
     results = []
     for name, proto in (("plain", plain), ("fused", fuse(plain)[0])):
@@ -173,3 +180,62 @@ def test_attention_with_every_tensor_quantized_is_refused_not_overlooked() -> No
 def test_a_quantized_softmax_of_a_classifier_stays_no_attention() -> None:
     body = "h = Add (q, zero)\n" + rounded("h", "hr") + "probs = Softmax <axis = -1> (hr)\n" + rounded("probs", "out")
     assert code(model(body, inputs="float[B, 4, S, 8] q", constants=SPLIT)) == "not_attention"
+
+
+@pytest.mark.parametrize(
+    "operators",
+    [None, ["MatMul"], ["MatMul", "Softmax"], ["MatMul", "Mul"]],
+    ids=["all", "products", "softmax", "scale"],
+)
+def test_products_of_integers_are_refused_by_name(operators: list[str] | None, tmp_path: Path) -> None:
+    """ONNX Runtime's quantizer in its QOperator format: QLinearMatMul, QLinearMul, QLinearSoftmax."""
+    source, low = tmp_path / "plain.onnx", tmp_path / "low.onnx"
+    onnx.save(projected(), source)
+    quantize_static(source, low, Batches(), quant_format=QuantFormat.QOperator, op_types_to_quantize=operators)
+    quantized_model = ir.load(low)
+    assert [n.op_type for n in quantized_model.graph].count("QLinearMatMul") == 5
+    reason = only(find(quantized_model)).reason
+    assert reason is not None
+    assert (reason.code, reason.action) == ("quantized", QUANTIZE_AFTERWARDS)
+
+
+@pytest.mark.parametrize("optimized", [False, True])
+def test_products_quantized_as_they_run_are_refused_by_name(optimized: bool, tmp_path: Path) -> None:
+    """MatMulInteger behind DynamicQuantizeLinear, and what ONNX Runtime's optimizer makes of the two."""
+    source, low, after = (tmp_path / f"{name}.onnx" for name in ("plain", "low", "after"))
+    onnx.save(projected(), source)
+    quantize_dynamic(source, low, extra_options={"MatMulConstBOnly": False})
+    if optimized:
+        options = onnxruntime.SessionOptions()
+        options.optimized_model_filepath = str(after)
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        onnxruntime.InferenceSession(str(low), options, providers=["CPUExecutionProvider"])
+    found = ir.load(after if optimized else low)
+    assert ("DynamicQuantizeMatMul" in [n.op_type for n in found.graph]) == optimized
+    reason = only(find(found)).reason
+    assert reason is not None
+    assert reason.code == "quantized"
+
+
+def test_scores_alone_that_are_products_of_integers_are_refused_as_such() -> None:
+    body = (
+        "kt = Transpose <perm = [0, 1, 3, 2]> (k)\n q8, qs, qz = DynamicQuantizeLinear (q)\n"
+        "k8, ks, kz = DynamicQuantizeLinear (kt)\n whole = MatMulInteger (q8, k8, qz, kz)\n"
+        "number = Cast <to = 1> (whole)\n both = Mul (qs, ks)\n masked = Mul (number, both)\n"
+    )
+    _, sites = fuse(model(body + graphs.REST))
+    reason = only(sites).reason
+    assert reason is not None
+    assert (reason.code, reason.text) == ("quantized", "MatMulInteger lies in the scores")
+
+
+def test_a_softmax_of_integers_in_a_classifier_is_no_attention() -> None:
+    text = """
+    <ir_version: 9, opset_import: ["" : 17, "com.microsoft" : 1]>
+    main (uint8[B, 32] x) => (uint8[B, 32] out) <float s = {0.1}, uint8 z = {0}>
+    { h = QLinearMatMul (x, s, z, w, s, z, s, z)
+      out = com.microsoft.QLinearSoftmax <axis = -1, opset = 13> (h, s, z, s, z) }
+    """
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((32, 32), np.uint8), "w"))
+    assert code(proto) == "not_attention"
