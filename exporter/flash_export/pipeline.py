@@ -28,7 +28,7 @@ from flash_export.load import Loaded, load
 from flash_export.options import Options
 from flash_export.report_html import as_html
 from flash_export.rewrite import rewrite
-from flash_export.save import Saved, Staged, check_output, refuse_to_replace, staged, written_paths
+from flash_export.save import Saved, Staged, check_name, check_output, refuse_to_replace, staged, written_paths
 from flash_export.save_report import replaced
 from flash_export.sites import Refusal, Site
 from flash_export.talk import Talk
@@ -54,6 +54,7 @@ def run(options: Options, talk: Talk | None = None, loaded: Loaded | None = None
     talk = talk or Talk(quiet=options.quiet)
     talk.steps = steps(options)
     output = output_path(options)
+    check_name(output)
     if not options.dry_run:
         for path in written_paths(output, options.report):
             check_output(path)

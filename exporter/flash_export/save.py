@@ -182,6 +182,23 @@ def check_output(output: Path) -> None:
         )
 
 
+def check_name(output: Path) -> None:
+    """Raises unless the output is called an ONNX file: any other suffix promises another format.
+
+    Raises:
+        UsageError: names the suffix.
+    """
+    elsewhere = output.exists() and not output.is_file()  # of which ``check_output`` says more
+    if output.suffix.lower() != ".onnx" and not elsewhere:
+        raise UsageError(
+            "the output has not the name of an ONNX file",
+            where=str(output),
+            got=f"the suffix {output.suffix}" if output.suffix else "no suffix",
+            need="a name that ends in .onnx, by which runtimes and tools tell the format",
+            do=f"give {output.with_suffix('.onnx')}: flash-export writes ONNX and nothing else",
+        )
+
+
 def refuse_to_replace(read: Iterable[Path], written: Iterable[Path]) -> None:
     """Raises where a file of the source would be replaced by one that is written.
 

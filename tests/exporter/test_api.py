@@ -231,12 +231,12 @@ def test_the_file_that_a_model_in_memory_maps_its_weights_from_is_not_replaced(t
     small_models.write(small_models.ATTENTION, tmp_path / "in.onnx")
     model = ir.load(tmp_path / "in.onnx")
     model.graph.register_initializer(ir.Value(name="unused", const_value=ir.tensor(np.ones(2000, np.float32))))
-    ir.save(model, tmp_path / "outside.onnx", external_data="w.data")
-    before = (tmp_path / "w.data").read_bytes()
+    ir.save(model, tmp_path / "outside.onnx", external_data="w.onnx")
+    before = (tmp_path / "w.onnx").read_bytes()
     assert len(flash_export.rewrite(ir.load(tmp_path / "outside.onnx"), check=False).fused) == 1
     with pytest.raises(UsageError, match="would replace"):
-        flash_export.rewrite(ir.load(tmp_path / "outside.onnx"), output=tmp_path / "w.data")
-    assert (tmp_path / "w.data").read_bytes() == before
+        flash_export.rewrite(ir.load(tmp_path / "outside.onnx"), output=tmp_path / "w.onnx")
+    assert (tmp_path / "w.onnx").read_bytes() == before
 
 
 def test_a_program_in_memory_keeps_the_names_of_its_dimensions_and_a_saved_one_has_none(tmp_path: Path) -> None:

@@ -19,9 +19,11 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from flash_export import save
+from flash_export import pipeline, save
 from flash_export.errors import MissingHere, UsageError
 from flash_export.load_onnx import verify
+from flash_export.options import Options
+from flash_export.talk import Talk
 
 
 def write_unfused(path: Path, *, elements: int = 3000, seed: int = 0, outside: bool = False) -> Path:
@@ -318,6 +320,15 @@ def test_an_output_that_is_a_folder_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
         save.check_output(tmp_path / "m.onnx")
     assert "Is a directory" in error.value.got
+
+
+@pytest.mark.parametrize("name", ["m.pt", "m.engine", "model", "m.onnx.gz"])
+def test_an_output_named_as_another_format_is_a_usage_error_and_nothing_is_written(tmp_path: Path, name: str) -> None:
+    source = write_unfused(tmp_path / "u.onnx")
+    with pytest.raises(UsageError, match="name of an ONNX file") as error:
+        pipeline.run(Options(source=source, output=tmp_path / "out" / name), Talk(silent=True))
+    assert ".onnx" in error.value.do
+    assert [path.name for path in tmp_path.rglob("*")] == ["u.onnx"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
