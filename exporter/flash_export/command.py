@@ -17,8 +17,12 @@ from collections.abc import Sequence
 import typer
 
 from flash_export import __version__
-from flash_export.errors import EXIT_INTERNAL, EXIT_MISSING, EXIT_OK, UserError
+from flash_export.errors import EXIT_INTERNAL, EXIT_MISSING, EXIT_OK, MissingHere, UserError
 from flash_export.talk import printable
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_FOLDER = "No usable temporary directory"
+"""How Python's ``tempfile`` says that every folder for temporary files is full, without the system's number of it."""
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -47,15 +51,30 @@ def run(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:
         _say("interrupted")
         return _INTERRUPTED
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in _NO_SPACE and _NO_FOLDER not in str(error):
             return _our_bug()
-        _say(f"error: no space left on this machine ({error.filename or 'temporary files'}); nothing was written")
-        return EXIT_MISSING
-    except MemoryError:
-        _say("error: this machine ran out of memory; nothing was written")
-        return EXIT_MISSING
+        return _missing(
+            "there is no space left on this machine",
+            where=str(error.filename or "temporary files"),
+            got=f"{error.strerror or error} (errno {error.errno})",
+            need="room for the files, and a limit of their sizes (ulimit -f) that holds them",
+            do="free some space, or set TMPDIR to a folder on another disk; nothing was written",
+        )
+    except MemoryError as error:
+        return _missing(
+            "this machine ran out of memory",
+            where="the whole command",
+            got=str(error) or "an allocation that was refused",
+            need="more memory, or a smaller model or shapes",
+            do="close other programs, or run this on a larger machine; nothing was written",
+        )
     except Exception:
         return _our_bug()
+
+
+def _missing(what: str, *, where: str, got: str, need: str, do: str) -> int:
+    _say(f"error: {MissingHere(what, where=where, got=got, need=need, do=do)}")
+    return EXIT_MISSING
 
 
 def _our_bug() -> int:

@@ -22,7 +22,7 @@ from flash_export.op import OPERATORS
 from flash_export.requirements import pip_install
 from flash_trt import cpu_operator, gpu
 from flash_trt.onnx_file import OnnxFile
-from flash_trt.ort_errors import cannot_load, fails_on
+from flash_trt.ort_errors import cannot_load, fails_on, one_line
 
 LIBRARY = "our CPU operator library"
 BODIES = "the function bodies in the file, in standard operators"
@@ -116,7 +116,11 @@ class Session:
             raise fails_on(self._file.path, error) from error
 
     def implementation(self) -> str:
-        """What computed the FlashAttention nodes of all runs so far, by ONNX Runtime's own profile; ends profiling."""
+        """What computed the FlashAttention nodes of all runs so far, by ONNX Runtime's own profile; ends profiling.
+
+        Raises:
+            MissingHere: ONNX Runtime could not write the profile whole, of which it says nothing itself.
+        """
         nodes = len(self._file.flash_nodes)
         if not nodes:
             return "no FlashAttention node in the model"
@@ -165,5 +169,14 @@ def _from_ort(value: onnxruntime.OrtValue) -> np.ndarray:
 
 def _operators_run(profile: Path) -> Counter[str]:
     """Operator -> how many of its nodes ran."""
-    events = json.loads(profile.read_text())
+    try:
+        events = json.loads(profile.read_text())
+    except (OSError, ValueError) as error:
+        raise MissingHere(
+            "ONNX Runtime's profile of the run is not whole, so what computed the attention is not known",
+            where=str(profile.parent),
+            got=one_line(error),
+            need="room for temporary files, and a limit of files' sizes (ulimit -f) beyond the profile's",
+            do="free some space there, or set TMPDIR to a folder on another disk",
+        ) from error
     return Counter(event["args"]["op_name"] for event in events if "op_name" in event.get("args", {}))

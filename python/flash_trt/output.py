@@ -97,7 +97,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Puts ``data`` at ``path`` by one rename of a finished, synced file beside it.
 
     Raises:
-        MissingHere: the disk is full; what was at ``path`` is still there.
+        MissingHere: the disk is full, or files may not become as large; what was at ``path`` is still there.
     """
     try:
         with interrupt.temporary_file(path.parent) as temporary:
@@ -108,12 +108,12 @@ def write_atomically(path: Path, data: bytes) -> None:
             temporary.chmod(0o644)
             temporary.replace(path)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise MissingHere(
-            "the disk is full",
+            "the disk is full" if error.errno != errno.EFBIG else "a file may not become as large here",
             where=str(path),
-            got=f"{len(data)} bytes to write",
-            need="that much free space",
+            got=f"{len(data)} bytes to write: {error.strerror}",
+            need="that much free space, and a limit of files' sizes (ulimit -f) beyond it",
             do="free some space or choose another disk; nothing was changed",
         ) from error
