@@ -40,7 +40,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("words", "size"),
     [
-        ("run m.onnx", 2000),
+        ("run m.onnx", 700),
         ("run m.onnx -o out.npz", 10_000),
         ("bench m.onnx u.onnx --seconds 0", 5000),
         ("compare m.onnx u.onnx", 5),
