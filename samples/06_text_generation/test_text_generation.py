@@ -69,5 +69,6 @@ def test_an_engine_that_chooses_other_tokens_ends_the_sample(
 def _require_engine(sidecar: dict) -> None:
     assert [layer["operator"] for layer in sidecar["plugin_layers"]] == ["FlashAttentionEx"] * 2
     assert sidecar["plan_proof"] == "fields"
-    mask = sidecar["profile"]["attention_mask"]  # past + seq, at 1 to 64 new tokens behind 0 to 192
-    assert (mask["min"], mask["opt"], mask["max"]) == ([1, 1], [1, 65], [1, 256])
+    masks = [profile["attention_mask"] for profile in sidecar["profiles"]]  # past + seq, of prompts and of tokens
+    lengths = [[mask[kind][1] for kind in ("min", "opt", "max")] for mask in masks]
+    assert lengths == [[1, 11, 64], [2, 65, 193]]

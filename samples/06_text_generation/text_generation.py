@@ -132,14 +132,18 @@ def generate_with_torch(model: LlamaForCausalLM, prompt: np.ndarray) -> list[int
 
 
 def build(model: Path, engine: Path, config: LlamaConfig) -> None:
-    """One engine with our plugin in it, for every step's lengths; without a GPU by TensorRT for RTX.
+    """One engine with our plugin in it, with a profile for prompts and one for single tokens behind a cache.
 
     The mask's length is past + seq, which ``flash-trt build`` computes from the two.
     """
     heads, depth = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
-    past = ",".join(f"1x{heads}x{length}x{depth}" for length in (0, LONGEST_PROMPT, LONGEST_PAST))
-    shapes = [f"--shape=input_ids:1x1,1x1,1x{LONGEST_PROMPT}", f"--shape=past_key_values.0.key:{past}"]
-    run("flash_trt", "build", model, "-o", engine, *shapes)
+
+    def past(*lengths: int) -> str:
+        return "--shape=past_key_values.0.key:" + ",".join(f"1x{heads}x{length}x{depth}" for length in lengths)
+
+    prompt = [f"--shape=input_ids:1x1,1x{len(PROMPT)},1x{LONGEST_PROMPT}", past(0, 0, 0)]
+    token = ["--shape=input_ids:1x1", past(1, LONGEST_PROMPT, LONGEST_PAST)]
+    run("flash_trt", "build", model, "-o", engine, *prompt, *token)
 
 
 def with_engine(engine: Path, config: LlamaConfig, prompt: np.ndarray, theirs: list[int]) -> None:
