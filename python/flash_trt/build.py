@@ -340,6 +340,7 @@ def _sidecar(
             "inputs": [tensor.as_json() for tensor in file.inputs],
             "outputs": [tensor.as_json() for tensor in file.output_tensors],
         },
+        "profile": profiles[0].as_json(),
         "profiles": [profile.as_json() for profile in profiles if profile.ranges],
         "scratch_bytes": engine.scratch_bytes,
         "built": datetime.datetime.fromtimestamp(time.time(), datetime.UTC).isoformat(timespec="seconds"),

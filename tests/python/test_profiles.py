@@ -106,6 +106,7 @@ def built(rtx: Backend, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_build_with_two_profiles_has_every_node_in_each_and_says_so(built: Path) -> None:
     sidecar = json.loads(sidecar_path(built).read_text())
     assert sidecar["profiles"] == [_limits(PROMPT), _limits(DECODE)]
+    assert sidecar["profile"] == _limits(PROMPT), "readers that know of one profile find the first"
     assert sidecar["plan_proof"] == "fields"
     assert [layer["name"] for layer in sidecar["plugin_layers"]] == ["attention", "second"]
     data = built.read_bytes()
