@@ -20,6 +20,9 @@ _DEFAULT_PAST = (0, 128, 512)
 LARGEST_DIM = 2**31 - 1
 """TensorRT counts a tensor's dims in 32 bits."""
 
+_LONGEST_EXPRESSION = 500
+"""Characters of a ``dim_param`` that is read as an expression."""
+
 _SHAPE = re.compile("[0-9]+(x[0-9]+)*")
 
 Dims = tuple[int, ...]
@@ -284,8 +287,8 @@ def _defaults(inputs: Sequence[GraphInput], settled: _Triples, limits: Mapping[s
     """
     chosen: _Triples = {}
     dims = list(_dynamic_dims(inputs))
-    for axis, dim in sorted(dims, key=lambda found: Dim.named(found[1]).symbol != found[1]):
-        for part in sorted(Dim.named(dim).symbols):
+    for axis, dim in sorted(dims, key=lambda found: _dim(found[1]).symbol != found[1]):
+        for part in sorted(_dim(dim).symbols):
             if part not in settled:
                 usual = _DEFAULT_BATCH if axis == 0 else _DEFAULT_PAST if part.startswith("past") else _DEFAULT_LENGTH
                 chosen.setdefault(part, _clamped(usual, limits.get(part)))
@@ -299,14 +302,34 @@ def _clamped(triple: tuple[int, int, int], limits: tuple[int, int] | None) -> tu
     return smallest, usual, largest
 
 
+def _dim(text: str) -> Dim:
+    """``text`` as an expression; one that nobody writes by hand, and that takes long to read, is a name."""
+    return Dim.named(text) if len(text) <= _LONGEST_EXPRESSION else Dim({(text,): 1})
+
+
 def _evaluate(expression: Dim, symbols: _Triples) -> tuple[int, int, int]:
-    low, mid, high = (expression.evaluate({s: symbols[s][i] for s in expression.symbols}) for i in range(3))
+    """The expression's smallest, usual and largest length.
+
+    Raises:
+        UsageError: one of them is no length of a tensor.
+    """
+    triple = [expression.evaluate({s: symbols[s][i] for s in expression.symbols}) for i in range(3)]
+    if not all(0 <= length <= LARGEST_DIM for length in triple):
+        parts = ", ".join(f"{part} = {','.join(map(str, symbols[part]))}" for part in sorted(expression.symbols))
+        raise UsageError(
+            "a dim of the model has no length that a tensor can have",
+            where=f"dim {str(expression)[:200]}",
+            got=f"less than 0, or more than {LARGEST_DIM}, at {parts}"[:400],
+            need=f"0 to {LARGEST_DIM} in every dim",
+            do="give smaller lengths with --shape, or correct the dims' names in the model",
+        )
+    low, mid, high = triple
     return low, mid, high
 
 
 def _with_expressions(inputs: Sequence[GraphInput], symbols: _Triples) -> _Triples:
     """``symbols`` and every expression of them among the dims; one that a ``--shape`` settles stays as it is."""
-    return {dim: _evaluate(Dim.named(dim), symbols) for _, dim in _dynamic_dims(inputs)} | symbols
+    return {dim: _evaluate(_dim(dim), symbols) for _, dim in _dynamic_dims(inputs)} | symbols
 
 
 def _require_sums(graph_input: GraphInput, range_: ShapeRange, symbols: _Triples) -> None:
@@ -315,8 +338,8 @@ def _require_sums(graph_input: GraphInput, range_: ShapeRange, symbols: _Triples
     The smallest and largest are bounds, each of its own: the longest total may be less than both longest parts.
     """
     for dim, usual in zip(graph_input.dims, range_.usual, strict=True):
-        parts = Dim.named(dim).symbols if isinstance(dim, str) and dim else set()
-        if parts - {dim} and (wanted := _evaluate(Dim.named(str(dim)), symbols)[1]) != usual:
+        parts = _dim(dim).symbols if isinstance(dim, str) and dim else set()
+        if parts - {dim} and (wanted := _evaluate(_dim(str(dim)), symbols)[1]) != usual:
             lengths = ", ".join(f"{part} = {symbols[part][1]}" for part in sorted(parts))
             raise _contradiction(range_, f"{dim} = {wanted} as the usual length, since {lengths}")
 

@@ -139,6 +139,34 @@ def test_a_sum_given_may_have_bounds_of_its_own_but_not_another_usual_length() -
         plan_profile(CACHED, [*parts, parse("mask:1x1,2x74,4x512")])
 
 
+@pytest.mark.parametrize(
+    "dim",
+    [
+        "*".join("s" * 201),
+        "999999999999999999*a*a*a",
+        "seq + 999999999999999999",
+        "2147483648*q",
+        "*".join("s" * 249),
+    ],
+    ids=lambda dim: dim[:30],
+)
+def test_an_expression_that_is_no_length_is_refused(dim: str) -> None:
+    with pytest.raises(UsageError, match="no length that a tensor can have") as caught:
+        plan_profile([GraphInput("x", 1, ("batch", dim))], [])
+    assert len(str(caught.value)) < 1000
+
+
+def test_an_expression_of_endless_length_is_a_name() -> None:
+    dim = "*".join(["s"] * 5000)
+    profile = plan_profile([GraphInput("x", 1, (1, dim))], [parse("x:1x1,1x3,1x5")])
+    assert profile.ranges[0].largest == (1, 5)
+
+
+@pytest.mark.parametrize("dim", ["2147483647*a", "a*a*a"])
+def test_the_largest_length_is_taken(dim: str) -> None:
+    assert plan_profile([GraphInput("x", 1, (1, dim)), GraphInput("y", 1, ("a",))], [parse("y:1")]).ranges
+
+
 def test_trtexec_flags_hold_every_dynamic_input() -> None:
     profile = plan_profile([IDS, MASK, FIXED], [parse("input_ids:1x1,4x64,8x200")])
     assert profile.trtexec_flags() == [
