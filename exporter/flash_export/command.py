@@ -12,7 +12,7 @@ import logging
 import platform
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import typer
 
@@ -27,17 +27,20 @@ _NO_FOLDER = "No usable temporary directory"
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
-def run(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:
+def run(app: typer.Typer | Callable[[], int], arguments: Sequence[str] | None = None) -> int:
     """Runs ``app`` and returns the exit code of design section "Exit codes"; messages go to stderr.
 
     Args:
-        app: the command.
+        app: the command; a function, which reads its arguments itself, gives its exit code.
         arguments: what follows the command's name; None reads ``sys.argv``.
     """
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it tells of files that it reads all the same
-    name = typer.main.get_command(app).name or "flash-export"
     try:
-        code = app(args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
+        if isinstance(app, typer.Typer):
+            name = typer.main.get_command(app).name or "flash-export"
+            code = app(args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
+        else:
+            code = app()
         print(end="", flush=True)  # here, where a full disk can still be told of
         return code if isinstance(code, int) else EXIT_OK
     except UserError as error:

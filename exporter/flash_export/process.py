@@ -24,13 +24,13 @@ class _Leavable(io.FileIO):
             return memoryview(data).nbytes  # type: ignore[arg-type]
 
 
-def main(cli: str) -> NoReturn:
-    """The console script of the command that is ``app`` in module ``cli``."""
+def main(cli: str, entry: str = "app") -> NoReturn:
+    """The console script of the command that is ``entry`` in module ``cli``, as ``command.run`` takes it."""
     interrupt.end_on_signals()
     sys.stdout, sys.stderr = _leavable(sys.stdout), _leavable(sys.stderr)
     # Only now: these take a second, in which Ctrl-C may come too.
     command = importlib.import_module("flash_export.command")
-    code = command.run(importlib.import_module(cli).app)
+    code = command.run(getattr(importlib.import_module(cli), entry))
     interrupt.too_late()
     for name in ("stdout", "stderr"):
         try:

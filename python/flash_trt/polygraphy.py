@@ -18,11 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from flash_export.errors import MissingHere, UsageError, UserError
-from flash_trt import backends, gpu, plugin_library, polygraphy_matches, runners
+from flash_export import process
+from flash_export.errors import MissingHere, UsageError
+from flash_trt import backends, gpu
 from flash_trt.backends import BackendChoice
 
 VARIABLE = "FLASH_TRT_BACKEND"
+_UNOPENED = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 PLUGINS = Path(__file__).with_name("polygraphy_plugins")
 """What ``polygraphy plugin match`` reads: one folder with a ``pattern.py`` for each operator."""
 
@@ -31,7 +33,8 @@ def main(arguments: Sequence[str]) -> int:
     """Loads TensorRT with the plugin, and runs Polygraphy on ``arguments``; returns its exit code.
 
     Raises:
-        UsageError: ``FLASH_TRT_BACKEND`` names no TensorRT, or a rewrite is asked for.
+        UsageError: ``FLASH_TRT_BACKEND`` names no TensorRT, a rewrite is asked for, or Polygraphy would end with a
+            traceback, as it does where a file is missing.
         MissingHere: no TensorRT, plugin or Polygraphy here, or a run in TensorRT without a GPU.
     """
     _refuse_early(arguments)
@@ -44,13 +47,30 @@ def main(arguments: Sequence[str]) -> int:
             need=f"one of {', '.join(get_args(BackendChoice))}",
             do=f"correct {VARIABLE}, or unset it",
         )
+    from flash_trt import plugin_library, runners  # onnx, numpy and more, which signals must not wait for
+
     backend = backends.select(choice)  # type: ignore[arg-type]
     plugin_library.load(backend)
     runners.tell_polygraphy(backend.name)
     runners.polygraphy_logger(quiet=False)
     from polygraphy.tools import main as polygraphy_main
 
-    return int(polygraphy_main([*arguments, *_plugin_folder(arguments)]) or 0)
+    try:
+        return int(polygraphy_main([*arguments, *_plugin_folder(arguments)]) or 0)
+    except _UNOPENED as error:
+        raise _fails("a file cannot be opened", arguments, error, "files that are there", "correct the path") from error
+    except OSError:
+        raise  # no space left, which is not about this file
+    except Exception as error:  # what it foresees it tells itself, and gives a code
+        need, do = "a file, and arguments, that it takes", "look at its words above; polygraphy -vv says more"
+        raise _fails("Polygraphy fails", arguments, error, need, do) from error
+
+
+def _fails(what: str, arguments: Sequence[str], error: Exception, need: str, do: str) -> UsageError:
+    from flash_trt.ort_errors import one_line
+
+    got = one_line(error) or type(error).__name__
+    return UsageError(what, where=f"polygraphy {' '.join(arguments)}"[:200], got=got, need=need, do=do)
 
 
 def _refuse_early(arguments: Sequence[str]) -> None:
@@ -58,6 +78,8 @@ def _refuse_early(arguments: Sequence[str]) -> None:
     if not {"-h", "--help"}.isdisjoint(arguments):
         return
     if list(arguments[:2]) == ["plugin", "replace"]:
+        from flash_trt import polygraphy_matches
+
         raise polygraphy_matches.refuse_to_replace()
     only_written = any(word.startswith("--gen") for word in arguments)
     if arguments[:1] == ["run"] and "--trt" in arguments and not only_written and not gpu.devices():
@@ -75,9 +97,13 @@ def _plugin_folder(arguments: Sequence[str]) -> list[str]:
     return ["--plugin-dir", str(PLUGINS)] if arguments[:1] == ["plugin"] and "--plugin-dir" not in arguments else []
 
 
-if __name__ == "__main__":
+def script() -> int:
+    """``main`` of this process's arguments; Polygraphy ends at a wrong one, and at ``--help``, by leaving."""
     try:
-        sys.exit(main(sys.argv[1:]))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        return main(sys.argv[1:])
+    except SystemExit as left:
+        return left.code if isinstance(left.code, int) else int(left.code is not None)
+
+
+if __name__ == "__main__":
+    process.main("flash_trt.polygraphy", "script")

@@ -19,6 +19,7 @@ from onnx import helper
 from polygraphy.backend.common import invoke_from_script
 from python.attention_models import HEAD_DIM, HEADS, SCALE, flash_node, fused, unfused
 
+from flash_export import command
 from flash_export.errors import EXIT_MISSING, EXIT_OK, EXIT_USAGE, MissingHere, UsageError
 from flash_export.op import ATTENTION_OPERATORS
 from flash_trt import polygraphy, polygraphy_matches
@@ -162,6 +163,35 @@ def test_an_unknown_tensorrt_ends_with_2_and_a_missing_plugin_with_5(tmp_path: P
     assert "auto, tensorrt, tensorrt-rtx" in ran.stderr
     ran = _polygraphy("--version", FLASH_TRT_PLUGIN=str(tmp_path / "nowhere.so"))
     assert ran.returncode == EXIT_MISSING
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "plugin match none.onnx",
+        "inspect model none.onnx",
+        "inspect data none.json",
+        "run m.onnx --onnxrt --load-inputs none.json",
+        "run none.onnx --onnxrt",
+    ],
+)
+def test_where_polygraphy_would_end_with_a_traceback_there_are_five_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fused(tmp_path / "m.onnx")
+    monkeypatch.setattr(sys, "argv", ["polygraphy", *words.split()])
+    assert command.run(polygraphy.script) == EXIT_USAGE
+    told = capsys.readouterr().err
+    assert f"\n  where polygraphy {words}\n  got   " in told
+    assert words.split()[-1].removeprefix("--") in told
+    assert "Traceback" not in told
+
+
+def test_a_wrong_argument_is_told_by_polygraphy() -> None:
+    ran = _polygraphy("nonsense")
+    assert ran.returncode == EXIT_USAGE
+    assert "invalid choice" in ran.stderr
 
 
 def test_every_other_argument_is_polygraphys() -> None:
