@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from flash_export import nudge
+from flash_export import graph as g
+from flash_export.cut import cut
 from flash_export.draw import sizes_in
 from flash_export.extent import Extent
 from flash_export.runtime import open_session
@@ -23,38 +24,74 @@ from flash_export.trials import MOST_ELEMENTS, Trial
 SMALL_ELEMENTS = 2**20
 """An array of up to this size is kept in any case."""
 
+SMALL_BESIDE = 32
+"""What has this part of a value's elements is small beside it: a row of the scores is as long as there are keys."""
+
+Edge = tuple[str, ...]
+"""Names of values that another one is computed from."""
+
 Later = Callable[[], np.ndarray]
-"""Runs the unfused model once more for one array."""
+"""Runs a part of the unfused model once more for one array."""
 
 Seen = Mapping[str, "np.ndarray | tuple[int, ...] | Later"]
 """What one run of the whole model showed of a boundary: content where it counts, now or later, else its shape."""
 
 
-def too_large_to_keep(model: ir.Model, trials: Sequence[Sequence[Trial]], names: Collection[str]) -> frozenset[str]:
-    """Of the values ``names`` those that are large in a trial whose values are too large together."""
+def too_large_to_keep(model: ir.Model, trials: Sequence[Sequence[Trial]], names: Collection[str]) -> dict[str, Edge]:
+    """Of the values ``names`` those that are large in a trial whose values are too large together.
+
+    Each comes with the values that it is to be computed from: the nearest ones above it that are small beside it, which
+    the run of the whole model shows. Where all of these together would be too large as well, and larger than the
+    largest of ``names``, they are the model's inputs.
+    """
     extent = Extent(model)
-    late: set[str] = set()
+    late: dict[str, int] = {}
     for first, *_ in trials:
-        sizes = sizes_in(model, first.feeds) if first.sizes is None else first.sizes
-        counts = {name: extent.elements(name, sizes) for name in names}
+        counts = {name: extent.elements(name, _sizes(model, first)) for name in names}
         if sum(counts.values()) > MOST_ELEMENTS:
-            late.update(name for name, count in counts.items() if count > SMALL_ELEMENTS)
-    return frozenset(late)
+            large = {name: count for name, count in counts.items() if count > SMALL_ELEMENTS}
+            late |= {name: max(count, late.get(name, 0)) for name, count in large.items()}
+    most = [{n: extent.elements(n, _sizes(model, first)) for n in extent.names} for first, *_ in trials] if late else []
+    sizes = {name: max(counts[name] for counts in most) for name in extent.names} if most else {}
+    edges = {name: _edge(model, name, count // SMALL_BESIDE, sizes) for name, count in late.items()}
+    kept = sum(sizes.get(name, 0) for name in {name for edge in edges.values() for name in edge}) * len(trials)
+    if kept > max(MOST_ELEMENTS, *late.values(), 0):
+        return {name: _edge(model, name, 0, {}) for name in late}
+    return edges
 
 
-def later(model: ir.Model, trial: Trial, numbers: Collection[str], name: str, folder: Path) -> Later:
-    """What ``name`` holds on the trial's inputs, computed whenever it is asked for.
+def _sizes(model: ir.Model, trial: Trial) -> Mapping[str, int]:
+    return sizes_in(model, trial.feeds) if trial.sizes is None else trial.sizes
+
+
+def _edge(model: ir.Model, name: str, most: int, sizes: Mapping[str, int]) -> Edge:
+    """The nearest values above ``name`` of up to ``most`` elements, and the inputs on the way to which are none."""
+    found: dict[str, None] = {}
+    known = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
+    todo = [known[name]]
+    seen = set(todo)
+    while todo:
+        value = todo.pop()
+        node = value.producer()
+        if node is None or (value.name != name and 0 < sizes.get(value.name or "", 0) <= most):
+            if node is not None or not value.is_initializer():
+                found[value.name or ""] = None
+            continue
+        above = [v for v in g.all_inputs(node) if v not in seen and known.get(v.name or "") is v]
+        seen.update(above)
+        todo.extend(above)
+    return tuple(found)
+
+
+def later(model: ir.Model, edge: Mapping[str, np.ndarray], name: str, folder: Path) -> Later:
+    """What ``name`` holds when the values of its edge are these, computed whenever it is asked for.
 
     Args:
-        model: the unfused model with a nudge, in float32.
-        numbers: its inputs that are plain numbers.
+        model: the unfused model in float32.
     """
-    return functools.partial(_run_for, model, trial, numbers, name, folder)
+    return functools.partial(_run_for, model, edge, name, folder)
 
 
-def _run_for(model: ir.Model, trial: Trial, numbers: Collection[str], name: str, folder: Path) -> np.ndarray:
-    asked = model.clone()
-    values = ir.convenience.create_value_mapping(asked.graph, include_subgraphs=False)
-    asked.graph.outputs[:] = [values[name]]
+def _run_for(model: ir.Model, edge: Mapping[str, np.ndarray], name: str, folder: Path) -> np.ndarray:
     # A session for it alone: one with more outputs would hold all of them until its run ends.
-    return open_session(asked, folder).run(nudge.feeds(trial.feeds, numbers, 0), [name])[0]
+    return open_session(cut(model, list(edge), [name]), folder).run(edge, [name])[0]

@@ -30,7 +30,8 @@ FLOAT64_LIMIT_BYTES = 4 * 2**30
 """Weights of a float64 twin; a larger model is measured against its float32 run and a fixed bound."""
 
 SMALL_MODEL_BYTES = 16 * 2**20
-"""A model of up to this many weights is cheap to run again, to measure the rounding of a small output better."""
+"""A model of up to this many weights, and without an array that is too large to keep, is cheap to run again, to measure
+the rounding of a small output better."""
 
 
 class CannotRunUnfused(Exception):
@@ -113,15 +114,17 @@ def run_unfused(
     nudged = nudge.add_nudge(plain)
     wide = _open_float64(nudged, folder)
     given = {v.name for v in (*plain.graph.inputs, *plain.graph.outputs)}
-    late = too_large_to_keep(plain, trials, [name for name in _captured(boundaries) if name not in given])
-    probes = [*_probe_names(plain, boundaries, late), *(_LARGEST_OF + name for name in products)]
+    late = too_large_to_keep(nudged, trials, [name for name in _captured(boundaries) if name not in given])
+    kept = list(dict.fromkeys(name for edge in late.values() for name in edge if name not in given))
+    probes = list(dict.fromkeys([*_probe_names(plain, boundaries, late), *kept, *(_LARGEST_OF + p for p in products)]))
     try:
         base = open_session(_with_probes(nudged, probes), folder)
     except CannotRun as error:
         raise CannotRunUnfused(str(error)) from error
     names = [v.name or "" for v in plain.graph.outputs]
     numbers = nudge.numbers(plain)
-    most_roundings = 2 if _weight_bytes(plain) > SMALL_MODEL_BYTES else accept.MOST_ROUNDINGS
+    small = _weight_bytes(plain) <= SMALL_MODEL_BYTES and not late
+    most_roundings = accept.MOST_ROUNDINGS if small else 2
     expected = Expected()
     noises: list[list[Noise]] = []
     refusals = expected.refusals
@@ -134,8 +137,8 @@ def run_unfused(
         expected.trials.append(trial)
         expected.outputs[trial.name] = reference
         expected.overflow[trial.name] = [accept.overflows(b, r) for b, r in zip(outputs, reference, strict=True)]
-        shown = dict(zip(names + probes, found, strict=True)) | dict(trial.feeds)
-        again = {name: later(nudged, trial, numbers, name, folder) for name in late}
+        shown = dict(zip(names + probes, found, strict=True)) | nudge.feeds(trial.feeds, numbers, 0)
+        again = {name: later(nudged, {e: shown[e] for e in edge}, name, folder) for name, edge in late.items()}
         expected.seen[trial.name] = _seen(boundaries, shown, again)
         for name in products:
             expected.largest[name] = max(expected.largest.get(name, 0.0), float(shown[_LARGEST_OF + name]))

@@ -7,7 +7,7 @@ one asks for tens of gigabytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
@@ -26,6 +26,11 @@ class Extent:
             shape = shapes.shape(value)
             if shape is not None:
                 self._counts[value.name or ""] = _product([shapes.normal(dim) for dim in shape])
+
+    @property
+    def names(self) -> Collection[str]:
+        """The values of known shape."""
+        return self._counts.keys()
 
     def elements(self, name: str, sizes: Mapping[str, int]) -> int:
         """The number of elements of a value; 0 where it is not known."""

@@ -15,11 +15,11 @@ import onnx_ir as ir
 import pytest
 from exporter import graphs
 
-from flash_export import captured, check, check_model, trials
+from flash_export import captured, check, check_model, runtime, trials
 from flash_export.find import find
 from flash_export.op import DOMAIN
 from flash_export.rewrite import rewrite
-from flash_export.runtime import Session
+from flash_export.runtime import AnySession, Session
 from flash_export.sites import Site
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, map(str, sys.path)))}
@@ -88,6 +88,28 @@ def test_large_arrays_at_the_edge_of_sites_are_computed_for_their_use(
     later, _, expected = checked(tmp_path, 3, 70)
     assert kept(expected) == 0
     assert later == now, "computed anew they are the same numbers"
+
+
+@pytest.mark.parametrize(("beside", "layers_above"), [(8, False), (70, True)])
+def test_they_are_computed_from_what_is_small_beside_them(
+    beside: int, layers_above: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bias of 70 x 70 from queries of 70 x 8, not from the model's input through all layers above."""
+    sizes: list[int] = []
+
+    def open_session(model: ir.Model, folder: Path) -> AnySession:
+        sizes.append(len(model.graph))
+        return runtime.open_session(model, folder)
+
+    now, _, _ = checked(tmp_path, 3, 70)
+    monkeypatch.setattr(captured, "open_session", open_session)
+    monkeypatch.setattr(captured, "MOST_ELEMENTS", 6 * 70 * 8 * trials.STATIC_TRIALS)
+    monkeypatch.setattr(captured, "SMALL_ELEMENTS", 70)
+    monkeypatch.setattr(captured, "SMALL_BESIDE", beside)
+    later, _, _ = checked(tmp_path, 3, 70)
+    assert later == now
+    assert len(sizes) == 3 * trials.STATIC_TRIALS
+    assert (max(sizes) > 10) == layers_above, sizes
 
 
 def test_a_site_that_is_wrong_is_found_with_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

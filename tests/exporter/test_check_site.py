@@ -12,9 +12,10 @@ import pytest
 from exporter import graphs
 from exporter.attention_pairs import Recipe, build, site_of
 
-from flash_export import pipeline
+from flash_export import accept, pipeline, runtime
+from flash_export import check_site as check_site_module
 from flash_export.boundary import Boundary, ScoreMeter, read_boundary
-from flash_export.check_site import CannotProve, SiteRun, check_site, stretch
+from flash_export.check_site import CannotProve, SiteRun, check_site, roundings, stretch
 from flash_export.cut import CannotCut, cut, reaches
 from flash_export.function_body import functions_for
 from flash_export.op import DOMAIN, Attributes
@@ -181,3 +182,23 @@ def test_operands_of_which_one_is_computed_from_the_other_are_not_drawn_apart(tm
     assert site.status == "fused"
     assert (site.query_source, site.key_source) == ("q", "k")
     assert "half_k" not in site.boundary
+
+
+def test_the_rounding_of_a_large_site_is_measured_less_often_the_more_trials_there_are() -> None:
+    large = accept.ENOUGH_NUMBERS
+    assert [roundings(large, trials) for trials in (1, 2, 3, 4)] == [3, 2, 1, 1]
+    assert [roundings(size, 3) for size in (large - 1, 2**14, 2**13, 0)] == [4, 4, 8, 8]
+
+
+def test_each_measurement_of_rounding_is_one_run_in_each_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    run = runtime.Session.run
+
+    def counted(session: runtime.Session, feeds: object, outputs: object = None) -> list[np.ndarray]:
+        ran.append(str(session._session.get_inputs()[0].type))
+        return run(session, feeds, outputs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(runtime.Session, "run", counted)
+    monkeypatch.setattr(check_site_module, "roundings", lambda size, trials: 3)
+    run_site(RECIPE, tmp_path)
+    assert ran.count("tensor(double)") == 3
