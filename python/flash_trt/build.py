@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import flash_trt
-from flash_export.errors import MissingHere, UnsupportedModel
+from flash_export.errors import MissingHere, UnsupportedModel, UsageError
 from flash_export.op import CACHE_OPERATORS, DOMAIN, VERSION
 from flash_export.talk import Talk
 from flash_trt import attention, backends, command_lines, gpu, onnx_file, plan, plugin_library, shapes
@@ -28,6 +28,8 @@ from flash_trt.output import check_outputs, files_read, sidecar_path, write_atom
 from flash_trt.plugin_library import PluginLibrary, sha256_of
 
 SIDECAR_SCHEMA = 1
+_NO_CACHE = (*plan.MAGIC, b"\x7fELF", b"PK\x03\x04", b"\x93NUMPY")
+"""How files begin that a slip of the hand may name as the timing cache."""
 _OLDEST_GENERATION = 80
 """The kernels use mma and cp.async of sm_80; an older GPU cannot run the plugin."""
 
@@ -92,6 +94,7 @@ def build(options: BuildOptions, talk: Talk) -> dict[str, Any]:
     with talk.step("read", str(options.model)):
         file = onnx_file.read(options.model)
         check_outputs(outputs, files_read([file]))
+        measured = _read_cache(options.timing_cache)
         given = [shapes.parse(text) for text in options.shapes]
         profiles = shapes.plan_profiles(file.inputs, given, file.dim_ranges)
         _require_flash_nodes(file, options.allow_none)
@@ -100,7 +103,7 @@ def build(options: BuildOptions, talk: Talk) -> dict[str, Any]:
     targets = options.targets or default_targets(backend)
     plugin = plugin_library.load(backend) if file.flash_nodes else None
     _tell_choices(profiles, targets, options, talk)
-    extras = _extras(options, backend, plugin, talk)
+    extras = _extras(options, backend, plugin, measured, talk)
     with talk.step("build", f"by {backend.name} {backend.version} for {', '.join(targets) or 'the GPU here'}"):
         engine = build_engine(backend, file, profiles, targets, talk.progress, extras)
     with talk.step("prove", f"{len(file.flash_nodes)} FlashAttention nodes in the plan"):
@@ -153,14 +156,43 @@ def _tell_choices(
         talk.say(f"{here}: taking {', '.join(targets)}; --target chooses")
 
 
-def _extras(options: BuildOptions, backend: Backend, plugin: PluginLibrary | None, talk: Talk) -> Extras:
+def _read_cache(path: Path | None) -> bytes:
+    """What an earlier build measured; b"" where there is nothing yet.
+
+    Raises:
+        UsageError: ``path`` holds something else, which the cache would replace: an engine, a library, a model or text.
+    """
+    if path is None or not path.exists():
+        return b""
+    measured = path.read_bytes()
+    if measured.startswith(_NO_CACHE) or _is_text(measured) or path.suffix == ".onnx":
+        raise UsageError(
+            "the file for the timing cache is no timing cache",
+            where=f"--timing-cache {path}",
+            got=f"a file that begins with {measured[:16]!r}",
+            need="a file that an earlier build wrote, or a name that is free",
+            do="give another name, or remove that file",
+        )
+    return measured
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        return bool(data) and "\0" not in data.decode()
+    except UnicodeDecodeError:
+        return False
+
+
+def _extras(
+    options: BuildOptions, backend: Backend, plugin: PluginLibrary | None, measured: bytes, talk: Talk
+) -> Extras:
     embedded = plugin.path if plugin and options.embed_plugin else None
     if options.timing_cache is None:
         return Extras(embedded)
     if backend.name == "tensorrt-rtx":
         talk.warn("TensorRT for RTX measures nothing when it builds: --timing-cache is left out")
         return Extras(embedded)
-    return Extras(embedded, options.timing_cache.read_bytes() if options.timing_cache.exists() else b"")
+    return Extras(embedded, measured)
 
 
 # --- the engine -------------------------------------------------------------------------------------------------------

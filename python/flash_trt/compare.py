@@ -114,11 +114,10 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
         _check_outputs(options, read, runs=1)
     _warn_of_weak_comparisons(fused, reference, talk)
     with talk.step("draw", "inputs"):
-        engine = engine_file.read(options.fused) if fused is None else None
-        planned = plan_runs(options.inputs, reference, engine)
+        planned = plan_runs(options.inputs, reference, engine_file.read(options.fused) if fused is None else None)
         _check_outputs(options, read, runs=len(planned))
-        if engine is not None and options.inputs.values is not None:
-            engine_file.require_shapes(engine, planned[0][0].feeds)
+        if first := _saved_as(options, 0):
+            tensor_files.check(first, {name: array.dtype for name, array in planned[0][0].feeds.items()})
     with contextlib.ExitStack() as stack:
         sides = stack.enter_context(_open_sides(options, fused))
         with talk.step("run", f"{len(planned)} sets of inputs, {sides.precision}"):

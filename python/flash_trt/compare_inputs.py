@@ -44,7 +44,7 @@ def plan_runs(options: InputOptions, reference: OnnxFile, engine: EngineFile | N
         engine: one that runs as FUSED. Each of its profiles has settings of its own, inside its shapes.
 
     Raises:
-        UsageError: a shape or the values do not fit, or an input cannot be drawn.
+        UsageError: a shape or the values do not fit the model or the engine, or an input cannot be drawn.
     """
     model = ir.load(reference.path, format="protobuf")
     if options.values is not None:
@@ -52,6 +52,8 @@ def plan_runs(options: InputOptions, reference: OnnxFile, engine: EngineFile | N
         for graph_input in reference.inputs:
             where = f"--values {options.values}, array {graph_input.name}"
             shapes.require_taken(where, graph_input, values[graph_input.name].shape, reference.dim_ranges)
+        if engine:
+            engine_file.require_shapes(engine, values)
         return [[Trial("values", values)]]
     every = _ranges(options.shapes, reference, model, engine)
     settings = [setting for ranges in every for setting in sizes_to_try(model, ranges)]

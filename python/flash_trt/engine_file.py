@@ -25,8 +25,6 @@ from flash_trt.onnx_file import GraphInput
 from flash_trt.output import sidecar_path
 from flash_trt.plugin_library import PluginLibrary, sha256_of
 
-_MAGIC = (b"ftrt", b"ptrt", b"vtrt")
-"""First bytes of TensorRT's and TensorRT for RTX's plans."""
 _DEPTH = 16
 
 Profile = dict[str, dict[str, list[int]]]
@@ -36,7 +34,7 @@ Profile = dict[str, dict[str, list[int]]]
 def is_engine(path: Path) -> bool:
     """Whether ``path`` holds a TensorRT plan, told by its first bytes."""
     try:
-        return regular_file.head(path, 4) in _MAGIC
+        return regular_file.head(path, 4) in plan.MAGIC
     except OSError:
         return False  # reading it as ONNX says what is wrong
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
 from flash_export import call_count, dim_ranges, load_onnx
@@ -49,6 +50,12 @@ class GraphInput:
     def is_dynamic(self) -> bool:
         """Whether a dim is not a number."""
         return any(isinstance(dim, str) for dim in self.dims)
+
+    @property
+    def numpy_dtype(self) -> np.dtype | None:
+        """The type of its arrays, object for text; None where the file says none, or one that NumPy has no name for."""
+        known = onnx.helper.get_all_tensor_dtypes()
+        return onnx.helper.tensor_dtype_to_np_dtype(self.dtype) if self.dtype in known else None
 
     def as_json(self) -> dict[str, Any]:
         """The tensor's entry in an engine's sidecar."""

@@ -15,6 +15,7 @@ from typing import Any
 from flash_export import interrupt
 from flash_export.errors import MissingHere, UsageError
 from flash_export.save import check_output, refuse_to_replace
+from flash_trt import cpu_operator, native, plugin_library
 from flash_trt.onnx_file import OnnxFile
 
 
@@ -24,20 +25,26 @@ def sidecar_path(engine: Path) -> Path:
 
 
 def files_read(models: Iterable[OnnxFile | Path], others: Iterable[Path | None] = ()) -> list[Path]:
-    """Every file that a command reads.
+    """Every file that a command reads, our own libraries among them.
 
     Args:
         models: ONNX files, read with the weights that they keep outside; engines by their paths, read with their
             sidecars.
         others: further files; None where the user gives none.
     """
-    files = [path for path in others if path is not None]
+    files = [path for path in others if path is not None] + _libraries()
     for model in models:
         if isinstance(model, OnnxFile):
             files += [model.path, *model.external_files]
         else:
             files += [model, sidecar_path(model)]
     return files
+
+
+def _libraries() -> list[Path]:
+    named = [os.environ.get(variable) for variable in (plugin_library.VARIABLE, cpu_operator.VARIABLE)]
+    found = [native.find(library) for library in (plugin_library.LIBRARY, cpu_operator.LIBRARY)]
+    return [Path(name) for name in named if name] + [path for path in found if path is not None]
 
 
 def check_outputs(written: Iterable[Path | None], read: Iterable[Path]) -> None:

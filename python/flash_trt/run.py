@@ -69,7 +69,7 @@ def _run_onnx(options: RunOptions, talk: Talk) -> RunResult:
         file = onnx_file.read(options.model)
         check_outputs((options.output,), files_read([file], [options.inputs]))
         if options.output:
-            tensor_files.check(options.output, file.outputs)
+            tensor_files.check(options.output, {tensor.name: tensor.numpy_dtype for tensor in file.output_tensors})
         model = ir.load(options.model, format="protobuf")
         feeds, drawn = _feeds(options, file, model, talk)
     with interrupt.temporary_folder("flash-trt-") as folder:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +114,11 @@ def _dtype(name: object) -> np.dtype:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def check(path: Path, names: Collection[str] = ()) -> None:
-    """Refuses a suffix that names no kind of file that ``write`` knows, and names of tensors that the kind cannot hold.
+def check(path: Path, dtypes: Mapping[str, np.dtype | None] | None = None) -> None:
+    """Refuses, before anything is computed, what ``write`` would refuse after it.
+
+    A suffix that names no kind of file that is known, and names and types of tensors that the kind cannot hold; a type
+    of None is not known yet.
 
     Raises:
         UsageError: as said.
@@ -128,6 +131,7 @@ def check(path: Path, names: Collection[str] = ()) -> None:
             need=f"one of {', '.join(_SUFFIXES)}",
             do="name the file accordingly",
         )
+    names = list(dtypes or {})
     if path.suffix.lower() == ".safetensors" and _METADATA in names:
         raise UsageError(
             "safetensors has no tensor of this name",
@@ -144,6 +148,15 @@ def check(path: Path, names: Collection[str] = ()) -> None:
             need=f"a name without NUL, of at most {npz.LONGEST_NAME} bytes in UTF-8: an NPZ is a zip archive",
             do="write a .safetensors or a .json",
         )
+    for name, dtype in (dtypes or {}).items():
+        if dtype is not None and dtype.newbyteorder("=") not in _DTYPES.values():
+            raise UsageError(
+                "a tensor's type has no place in a tensor file",
+                where=f"tensor {name} for {path}",
+                got="text or objects" if dtype.kind in "OSU" else str(dtype),
+                need=f"one of {', '.join(_DTYPES)}",
+                do="take that output out of the model, or cast it to one of these types there",
+            )
 
 
 def write(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
@@ -153,8 +166,7 @@ def write(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
         UsageError: another suffix, a name that the kind of file reserves, or a tensor that holds no numbers.
         MissingHere: the disk is full.
     """
-    check(path, tensors)
-    _require_numbers(path, tensors)
+    check(path, {name: array.dtype for name, array in tensors.items()})
     kind = path.suffix.lower()
     if kind == ".json":
         data = json.dumps({name: _as_json(array) for name, array in tensors.items()}).encode() + b"\n"
@@ -163,18 +175,6 @@ def write(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     else:
         data = npz.dumps({name: _in_numpy(array) for name, array in tensors.items()})
     write_atomically(path, data)
-
-
-def _require_numbers(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    for name, array in tensors.items():
-        if array.dtype.newbyteorder("=") not in _DTYPES.values():
-            raise UsageError(
-                "a tensor's type has no place in a tensor file",
-                where=f"tensor {name} for {path}",
-                got="text or objects" if array.dtype.kind in "OSU" else str(array.dtype),
-                need=f"one of {', '.join(_DTYPES)}",
-                do="take that output out of the model, or cast it to one of these types there",
-            )
 
 
 def _in_numpy(array: np.ndarray) -> np.ndarray:

@@ -69,5 +69,5 @@ class Builder(_rtx.Builder):
 
     def build_serialized_network(self, network: object, config: _Config) -> object:
         if config.cache is not None:
-            config.cache.measured += b"measured "
+            config.cache.measured += b"\xffmeasured "
         return super().build_serialized_network(network, config.real)

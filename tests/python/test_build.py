@@ -213,6 +213,22 @@ def test_rtx_keeps_no_timing_cache_and_says_so(
     assert not cache.exists()
 
 
+@pytest.mark.parametrize(
+    "held",
+    [b"ftrt, an engine", b"\x7fELF, a library", b"PK\x03\x04", "Prosa, überall\n".encode(), b"{}"],
+    ids=lambda held: repr(held[:8]),
+)
+def test_what_is_no_timing_cache_is_not_replaced_by_one(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], held: bytes
+) -> None:
+    model, cache = fused(tmp_path / "m.onnx"), tmp_path / "cache"
+    cache.write_bytes(held)
+    assert flash_trt("build", model, "--target", "sm80", "--timing-cache", cache) == EXIT_USAGE
+    assert "is no timing cache" in capsys.readouterr().err
+    assert cache.read_bytes() == held
+    assert not (tmp_path / "m.engine").exists()
+
+
 # --- a plugin that is not used never passes ---------------------------------------------------------------------------
 
 

@@ -364,6 +364,22 @@ def test_a_reference_that_onnx_runtime_does_not_load_runs_in_onnxs_evaluator(
     assert flash_trt("compare", fused(tmp_path / "f.onnx", flash_node(causal=0)), reference) == EXIT_NUMBERS_DIFFER
 
 
+def test_inputs_that_cannot_be_saved_are_refused_before_anything_runs(
+    tmp_path: Path, flash_trt: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (models := (fused(tmp_path / "f.onnx"), unfused(tmp_path / "u.onnx"))):
+        model = onnx.load(path)
+        model.graph.input[0].name = "a\0b"
+        for node in model.graph.node:
+            node.input[:] = ["a\0b" if name == "query" else name for name in node.input]
+        onnx.save(model, path)
+    assert flash_trt("compare", *models) == EXIT_OK
+    monkeypatch.setattr(compare, "_run_all", lambda *_: pytest.fail("the models ran"))
+    assert flash_trt("compare", *models, "--save-inputs", tmp_path / "runs") == EXIT_USAGE
+    assert "a name without NUL" in capsys.readouterr().err
+    assert not list((tmp_path / "runs").iterdir())
+
+
 def test_an_engine_needs_its_sidecar_and_a_gpu(
     rtx: object, tmp_path: Path, flash_trt: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,43 @@ def test_no_command_replaces_the_sidecar_of_an_engine(
     assert (tmp_path / "m.engine.json").read_text() == "{}"
 
 
+@pytest.mark.parametrize(
+    ("variable", "arguments"),
+    [
+        ("FLASH_TRT_PLUGIN", ("build", "m.onnx", "-o", "lib.npz", "--target", "sm80")),
+        ("FLASH_TRT_PLUGIN", ("build", "m.onnx", "--timing-cache", "lib.npz", "--target", "sm80")),
+        ("FLASH_TRT_CPU_OPERATOR", ("run", "m.onnx", "-o", "lib.npz")),
+        ("FLASH_TRT_CPU_OPERATOR", ("bench", "m.onnx", "--seconds", "0", "--json", "lib.npz")),
+        ("FLASH_TRT_CPU_OPERATOR", ("compare", "m.onnx", "other.onnx", "--html", "lib.npz")),
+    ],
+    ids=str,
+)
+def test_no_command_replaces_a_library_that_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flash_trt: Callable[..., int], variable: str,
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    fused(tmp_path / "m.onnx")
+    unfused(tmp_path / "other.onnx")
+    Path("lib.npz").write_bytes(b"a library")
+    monkeypatch.setenv(variable, str(tmp_path / "lib.npz"))
+    assert flash_trt(*arguments) == EXIT_USAGE
+    assert "would replace the source" in capsys.readouterr().err
+    assert Path("lib.npz").read_bytes() == b"a library"
+
+
+def test_no_command_replaces_an_installed_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flash_trt: Callable[..., int]
+) -> None:
+    (tmp_path / "lib").mkdir()
+    for name in ("libflash_attention_plugin.so", "libflash_attention_cpu.so"):
+        library = tmp_path / "lib" / name
+        library.write_bytes(b"a library")
+        monkeypatch.setattr("flash_trt.native.folders", lambda: [tmp_path / "lib"])
+        assert flash_trt("build", fused(tmp_path / "m.onnx"), "-o", library, "--target", "sm80") == EXIT_USAGE
+        assert library.read_bytes() == b"a library"
+
+
 def test_an_output_that_cannot_be_created_is_told_without_another_flag(
     tmp_path: Path, flash_trt: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,7 @@ from contract.node_model import feeds, inputs_of, model_of
 from contract.node_model import node_of as node_of_case
 from contract.reference import attention
 from contract.tensors import make, node_inputs
+from onnx import TensorProto, helper
 from python.attention_models import BF16, FLOAT, HALF, HEAD_DIM, HEADS, SCALE, fused, unfused
 
 from flash_export.errors import EXIT_MISSING, EXIT_OK, EXIT_UNSAFE, EXIT_UNSUPPORTED, EXIT_USAGE, UsageError
@@ -308,6 +309,19 @@ def test_an_engine_of_another_plugin_version_is_refused_with_both_numbers(
     told = capsys.readouterr().err
     assert "got   version 1 in " in told
     assert "need  version 7" in told
+
+
+def test_an_output_of_text_is_refused_before_the_model_runs(
+    tmp_path: Path, flash_trt: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [helper.make_node("Cast", ["x"], ["words"], to=TensorProto.STRING)]
+    ends = [helper.make_tensor_value_info(*v, [2]) for v in (("x", TensorProto.FLOAT), ("words", TensorProto.STRING))]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "m.onnx")
+    assert flash_trt("run", tmp_path / "m.onnx") == EXIT_OK
+    monkeypatch.setattr("flash_trt.ort.Session.run", lambda *_: pytest.fail("the model ran"))
+    assert flash_trt("run", tmp_path / "m.onnx", "-o", tmp_path / "out.npz") == EXIT_USAGE
+    assert "tensor words" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("length", [2, 8])
