@@ -17,6 +17,7 @@ import onnx.reference
 import onnx_ir as ir
 import onnxruntime
 
+from flash_export import graph as g
 from flash_export import twin
 from flash_export.reference_run import run_nodes
 from flash_export.save_weights import tensors_of
@@ -28,6 +29,10 @@ _EVALUATED_BYTES = 2**30
 """Of weights: the most that the reference evaluator takes, which holds them three times over."""
 _PREPACK_BYTES = 2**29
 """Above this, weights stay mapped from their file; ONNX Runtime would hold a rearranged copy of them in memory."""
+
+
+_DIVIDES_BY_LENGTHS = "Einsum"
+"""ONNX Runtime's CPU kernel of it divides by the lengths of its axes: a length of 0 ends the whole process (SIGFPE)."""
 
 
 class CannotRun(Exception):
@@ -59,6 +64,8 @@ class Session:
         except Exception as error:
             raise CannotRun(_one_line(error)) from error
         self._dtypes = {i.name: _numpy_dtype(i.type) for i in self._session.get_inputs()}
+        nodes = (*model.graph.all_nodes(), *(n for f in model.functions.values() for n in f.all_nodes()))
+        self._takes_empty = not any(g.is_op(node, _DIVIDES_BY_LENGTHS) for node in nodes)
         self.outputs = [o.name for o in self._session.get_outputs()]
 
     def run(self, feeds: Mapping[str, np.ndarray], outputs: Sequence[str] | None = None) -> list[np.ndarray]:
@@ -68,6 +75,12 @@ class Session:
             CannotRun: ONNX Runtime fails on these numbers.
         """
         typed = {name: cast_array(feeds[name], dtype) for name, dtype in self._dtypes.items() if name in feeds}
+        empty = [] if self._takes_empty else [name for name, array in typed.items() if not array.size]
+        if empty:
+            got = f"{empty[0]} is empty, {list(typed[empty[0]].shape)}"
+            raise CannotRun(
+                f"{got}, which ONNX Runtime's {_DIVIDES_BY_LENGTHS} does not survive: give it no length of 0"
+            )
         try:
             return list(self._session.run(outputs, typed))
         except Exception as error:

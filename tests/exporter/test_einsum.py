@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from exporter.graphs import code, fuse, model, only
 from exporter.torch_exports import run
 
 from flash_export.einsum import letters
+from flash_export.errors import EXIT_USAGE
 
 SIZES = {"B": 2, "S": 5, "T": 7}
 CAUSAL = (
@@ -224,3 +230,15 @@ def test_equations_mean_what_numpy_takes_them_for(equation: str, sizes: tuple[tu
     terms, out = found
     of = {name: size for term, shape in zip(terms, sizes, strict=True) for name, size in zip(term, shape, strict=True)}
     assert tuple(of[name] for name in out) == wanted
+
+
+def test_values_of_an_empty_batch_end_as_a_usage_error(tmp_path: Path) -> None:
+    """In a process of its own: ONNX Runtime's Einsum ends it with SIGFPE at a length of 0."""
+    first, second, query, key, out, *_ = FORMS["grouped"]
+    inputs = f"float[{query}] q, float[{key}] k, float[{key}] v"
+    onnx.save(model(attention(first, second), inputs=inputs, outputs=f"float[{out}] out"), tmp_path / "m.onnx")
+    q, k = np.zeros((0, 5, 2, 3, 8), np.float32), np.zeros((0, 7, 2, 8), np.float32)
+    np.savez(tmp_path / "values.npz", q=q, k=k, v=k)
+    command = [sys.executable, "-m", "flash_export", str(tmp_path / "m.onnx"), "--values", str(tmp_path / "values.npz")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, "q is empty" in done.stderr) == (EXIT_USAGE, True), done.stderr

@@ -95,3 +95,17 @@ def test_the_reference_evaluator_takes_no_big_model(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("flash_export.runtime._EVALUATED_BYTES", 3)
     with pytest.raises(CannotRun, match="4 bytes of weights"):
         EvaluatorSession(model)
+
+
+EINSUM = """<ir_version: 9, opset_import: ["": 18, "ours": 1]>
+    g (float[n, 3] x) => (float[n, n] y) { y = ours.Inner(x) }
+    <domain: "ours", opset_import: ["": 18]>
+    Inner (x) => (y) { y = Einsum <equation = "ad,bd->ab"> (x, x) }"""
+
+
+def test_an_empty_array_where_an_einsum_is_is_refused_before_it_ends_the_process(tmp_path: Path) -> None:
+    session = Session(ir.from_onnx_text(EINSUM), tmp_path)
+    with pytest.raises(CannotRun, match=r"x is empty, \[0, 3\].*no length of 0"):
+        session.run({"x": np.ones((0, 3))})
+    assert session.run({"x": np.ones((1, 3))})[0].tolist() == [[3.0]]
+    assert Session(ir.from_onnx_text(DOUBLE), tmp_path).run({"x": np.ones(0)})[0].size == 0
