@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING
+
+TYPE_CHECKING = False  # typing's own takes longer to import than all else here
 
 if TYPE_CHECKING:
     from flash_export.api import Result, export, rewrite

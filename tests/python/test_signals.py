@@ -90,6 +90,18 @@ def test_an_interrupt_during_the_imports_is_one_line_and_130(module: str, swallo
     assert end(process, signal.SIGINT, tmp_path) == (130, "interrupted\n")
 
 
+@pytest.mark.parametrize("module", COMMANDS)
+def test_an_interrupt_before_signals_are_handled_is_no_traceback_either(module: str, tmp_path: Path) -> None:
+    process = start(module, "--help", before=stops_in("tempfile"), folder=tmp_path)  # what handles them imports it
+    assert end(process, signal.SIGINT, tmp_path) == (-signal.SIGINT, "")
+
+
+@pytest.mark.parametrize("module", COMMANDS)
+def test_little_is_imported_before_that(module: str) -> None:
+    loaded = run_python(f"import sys; sys.modules['typing'] = None; import {module}.__main__")
+    assert loaded.returncode == 0, loaded.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_comparison_leaves_no_temporary_folder(number: signal.Signals, tmp_path: Path) -> None:
     models = fused(tmp_path / "m.onnx"), unfused(tmp_path / "u.onnx")
