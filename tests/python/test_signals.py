@@ -135,6 +135,29 @@ save.write_model = stopped
     assert not list((tmp_path / "tmp").glob("flash-*"))
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_build_that_is_ended_in_the_middle_leaves_the_engine_that_was_there(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """The signal comes while TensorRT for RTX builds: inside the call that its builder makes of a progress monitor."""
+    model, engine = fused(tmp_path / "m.onnx"), tmp_path / "m.engine"
+    engine.write_bytes(b"old")
+    stop = f"""
+from flash_export.talk import Talk
+import traceback
+def stopped(self, phase, done, total):
+    if "build_serialized_network" in "".join(traceback.format_stack()):
+        {STOP}
+Talk.progress = stopped
+"""
+    process = start("flash_trt", "build", model, "-o", engine, "--target", "sm80", before=stop, folder=tmp_path)
+    code, said = end(process, number, tmp_path)
+    assert (code, said.splitlines()[-1]) == (128 + number, "interrupted")
+    assert engine.read_bytes() == b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.engine", "m.onnx", "tmp"]
+    assert not list((tmp_path / "tmp").glob("flash-*"))
+
+
 def test_an_interrupt_while_files_are_renamed_waits_until_all_are(tmp_path: Path) -> None:
     source = unfused(tmp_path / "in.onnx")
     stop = f"""
