@@ -14,6 +14,7 @@ import onnx_ir as ir
 from flash_export import graph as g
 from flash_export.canonical import Attention, Refused, name_of
 from flash_export.drafts import is_draft
+from flash_export.layout import size_of
 from flash_export.plan import Plan, make_plan
 from flash_export.region import Region
 from flash_export.shape_reads import answered_elsewhere
@@ -123,6 +124,7 @@ def _fill(candidate: Candidate, live: set[ir.Node]) -> None:
     site.attributes = plan.attributes
     site.head_dim, site.v_head_dim = plan.head_dim, plan.v_head_dim
     site.bias_shape = plan.bias_shape
+    site.keys = size_of(candidate.attention.columns).static
     site.output = str(plan.output.name)
     site.boundary = tuple(str(v.name) for v in _boundary(plan, live))
     if plan.nodes[0] is not candidate.attention.anchor:

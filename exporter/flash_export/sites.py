@@ -36,7 +36,8 @@ class Site:
     the rewrite: everything between them is what the rewrite replaces. ``check`` feeds the boundary with
     numbers and compares ``output`` of both graphs. ``query_source`` and ``key_source`` are those boundary values whose
     product makes the scores (None where they are no boundary value of their own). ``product`` is the value in the
-    unfused graph that holds the product of Q and K; None where an operator forms it inside.
+    unfused graph that holds the product of Q and K; None where an operator forms it inside. ``keys`` is the key length
+    where it is fixed.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Site:
     query_source: str | None = None
     key_source: str | None = None
     product: str | None = None
+    keys: int | None = None
     match: object | None = dataclasses.field(default=None, repr=False, compare=False)
     """What ``rewrite`` needs of ``find``; nobody else reads it."""
 

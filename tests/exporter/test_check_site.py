@@ -202,3 +202,43 @@ def test_each_measurement_of_rounding_is_one_run_in_each_type(tmp_path: Path, mo
     monkeypatch.setattr(check_site_module, "roundings", lambda size, trials: 3)
     run_site(RECIPE, tmp_path)
     assert ran.count("tensor(double)") == 3
+
+
+def single_key(folder: Path, *, keys: str, probs: str = "probs = Softmax <axis = -1> (scaled)\n") -> Site:
+    """The only site after an export of attention over ``keys`` keys, checked where there is one."""
+    inputs = f"float[B, 4, S, 8] q, float[B, 4, {keys}, 8] k, float[B, 4, {keys}, 8] v"
+    constants = graphs.CONSTANTS + ", int64[1] last = {-1}"
+    body = graphs.PRODUCT + probs + "out = MatMul (probs, v)\n"
+    onnx.save(graphs.model(body, inputs=inputs, constants=constants), folder / "in.onnx")
+    rng = np.random.default_rng(0)
+    arrays = {n: rng.standard_normal((2, 4, s, 8)).astype(np.float32) for n, s in (("q", 5), ("k", 1), ("v", 1))}
+    np.savez(folder / "values.npz", **arrays)
+    options = Options(source=folder / "in.onnx", output=folder / "out.onnx", values=folder / "values.npz")
+    (site,) = pipeline.run(options, Talk(quiet=True)).sites
+    return site
+
+
+SINK = (
+    "shape = Shape (scaled)\n rows = Slice (shape, ax0, ax3)\n full = Concat <axis = 0> (rows, one)\n"
+    "sink = Constant <value = float[1, 4, 1, 1] {0.5, 0.25, -1.0, 0.0}> ()\n"
+    "column = Expand (sink, full)\n wide = Concat <axis = -1> (scaled, column)\n"
+    "both = Softmax <axis = -1> (wide)\n probs = Slice (both, ax0, last, ax3)\n"
+).replace("one)", "ax1)")
+
+
+def test_over_the_only_key_that_a_graph_ever_has_no_scale_is_wrong(tmp_path: Path) -> None:
+    site = single_key(tmp_path, keys="1")
+    assert (site.status, site.keys) == ("fused", 1)
+
+
+def test_over_one_key_of_any_number_nothing_is_proven(tmp_path: Path) -> None:
+    site = single_key(tmp_path, keys="T")
+    assert (site.keys, site.reason and site.reason.code) == (None, "not_proven")
+
+
+def test_beside_a_sink_the_scale_of_the_only_key_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert single_key(tmp_path, keys="1", probs=SINK).status == "fused"
+    monkeypatch.setattr(check_site_module, "SEEDED_FAULT", 1.0)
+    site = single_key(tmp_path, keys="1", probs=SINK)
+    assert site.reason is not None
+    assert site.reason.code == "not_proven"
