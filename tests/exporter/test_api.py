@@ -268,10 +268,12 @@ def test_one_tensor_for_several_inputs_is_an_example_for_each(how: str) -> None:
     assert_as_good_as_eager(run(result.model, inputs), eager, in_float64(module, inputs))
 
 
-def test_a_program_that_has_one_tensor_for_several_inputs_is_warned_of() -> None:
+@pytest.mark.parametrize("saved", [False, True], ids=["in memory", "saved"])
+def test_a_program_that_has_one_tensor_for_several_inputs_is_warned_of(saved: bool, tmp_path: Path) -> None:
     x, y = torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 8)
     program = torch.export.export(Attention().eval(), (x, y, y), strict=False)
-    (warning,) = flash_export.export(program).warnings
+    torch.export.save(program, tmp_path / "m.pt2")
+    (warning,) = flash_export.export(tmp_path / "m.pt2" if saved else program).warnings
     assert "one tensor for k, v, so it reads only v" in warning
     assert flash_export.export(torch.export.export(Attention().eval(), (x, y, y.clone()), strict=False)).warnings == ()
 
