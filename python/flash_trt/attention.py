@@ -98,7 +98,10 @@ def _read(name: str, launches: list[plan_program.Launch]) -> Attention:
     mine = [launch for launch in launches if name in launch.nodes or f"node_of_{name}" in launch.nodes]
     if not mine:
         return Attention(name, "not_told")
-    fused = any(launch.kernel.startswith(plan_program.FUSED_ATTENTION) for launch in mine)
+    fused_in = {launch.program for launch in mine if launch.kernel.startswith(plan_program.FUSED_ATTENTION)}
+    # One profile, or generation, in which a chain runs is what has the S x S matrix.
+    chained = [launch for launch in mine if launch.program not in fused_in]
+    fused, mine = not chained, chained or mine
     known = [launch.scratch_bytes for launch in mine if launch.scratch_bytes is not None]
     scratch = max(known) if len(known) == len(mine) else None
     return Attention(name, "tensorrt_fused" if fused else "unfused_chain", scratch)

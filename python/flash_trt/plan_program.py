@@ -7,9 +7,11 @@ one line a kernel launch, which names the ONNX nodes it stands for. A plan witho
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 import re
+from collections.abc import Iterator
 
 FUSED_ATTENTION = "_gemm_mha"
 """Names of TensorRT's own fused attention kernels begin so."""
@@ -31,26 +33,46 @@ _ONNX_NODE = re.compile(rb"\[ONNX Layer: ([^\]]*)\]")
 class Launch:
     """One kernel: its name, the ONNX nodes it computes, and the bytes of scratch memory that it reads and writes.
 
-    ``scratch_bytes`` is None where a dimension is dynamic.
+    ``scratch_bytes`` is None where a dimension is dynamic. ``program``: which of the plan it is in, as each profile, and each
+    generation, may have one of its own.
     """
 
     kernel: str
     nodes: frozenset[str]
     scratch_bytes: int | None
+    program: int = 0
 
 
 def launches(plan: bytes) -> list[Launch]:
     """Every kernel launch that names ONNX nodes, in the order of the plan; [] when it holds none in the known form."""
-    sizes = _scratch_sizes(plan)
-    views = {view: base for base, view in _VIEW.findall(plan)}
-    found = []
+    return [launch for number, program in enumerate(_programs(plan)) for launch in _launches(program, number)]
+
+
+def _programs(plan: bytes) -> Iterator[bytes]:
+    """The plan in pieces with one program each, which names its tensors before its launches.
+
+    Two programs may have tensors of the same name and of other sizes.
+    """
+    tensors = [match.start() for match in _TENSOR.finditer(plan)]
+    start, last = 0, 0
     for match in _LAUNCH.finditer(plan):
+        following = bisect.bisect(tensors, last)
+        if last and following < len(tensors) and tensors[following] < match.start():
+            yield plan[start : tensors[following]]
+            start = tensors[following]
+        last = match.start()
+    yield plan[start:]
+
+
+def _launches(program: bytes, number: int) -> Iterator[Launch]:
+    sizes = _scratch_sizes(program)
+    views = {view: base for base, view in _VIEW.findall(program)}
+    for match in _LAUNCH.finditer(program):
         nodes = frozenset(name.decode("utf-8", "replace") for name in _ONNX_NODE.findall(match[2]))
         touched = {views.get(name, name) for name in re.findall(rb'"([^"]*)"', match[0])} & sizes.keys()
         of_each = [sizes[name] for name in touched]
         total = None if None in of_each else sum(size for size in of_each if size is not None)
-        found.append(Launch(match[1].decode("utf-8", "replace"), nodes, total))
-    return found
+        yield Launch(match[1].decode("utf-8", "replace"), nodes, total, number)
 
 
 def workspaces(plan: bytes) -> dict[str, int | None]:

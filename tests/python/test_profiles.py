@@ -170,6 +170,19 @@ def test_the_workspace_of_a_node_is_that_of_its_largest_profile(
     assert taken[2] == taken[3] == taken[1]
 
 
+def test_an_attention_that_is_a_chain_in_one_profile_is_told_as_one(tmp_path: Path, flash_trt: Command) -> None:
+    """TensorRT for RTX fuses ordinary attention at 7 queries, and not at 1."""
+    model, told = unfused(tmp_path / "u.onnx", dtype=HALF), []
+    one, seven = _query((1, 1), (1, 1), (1, 1)), _query((1, 7), (1, 7), (1, 7))
+    for given in ([one], [seven], [one, seven], [seven, one]):
+        shapes = [word for text in given for word in ("--shape", text)]
+        assert flash_trt("build", model, "--allow-none", "-o", tmp_path / "e", "--target", "sm89", *shapes) == EXIT_OK
+        (entry,) = json.loads(sidecar_path(tmp_path / "e").read_text())["attention"]
+        told.append((entry["by"], entry["scratch_bytes"]))
+    assert [by for by, _ in told[:2]] == ["unfused_chain", "tensorrt_fused"]
+    assert told[2:] == [told[0]] * 2
+
+
 # --- shapes choose the profile ----------------------------------------------------------------------------------------
 
 
