@@ -33,8 +33,8 @@ _ONNX_NODE = re.compile(rb"\[ONNX Layer: ([^\]]*)\]")
 class Launch:
     """One kernel: its name, the ONNX nodes it computes, and the bytes of scratch memory that it reads and writes.
 
-    ``scratch_bytes`` is None where a dimension is dynamic. ``program``: which of the plan it is in, as each profile, and each
-    generation, may have one of its own.
+    ``scratch_bytes`` is None where a dimension is dynamic. ``program`` says which of the plan's it is in: each profile,
+    and each generation, may have one of its own.
     """
 
     kernel: str
