@@ -66,6 +66,15 @@ def test_the_second_shape_of_an_input_makes_a_second_profile_and_settles_its_own
     assert decode.ranges[2].largest == (64, 2, 2048, 16)
 
 
+def test_a_dim_that_is_a_sum_is_computed_in_each_profile() -> None:
+    total = GraphInput("mask", 7, ("batch", "seq + past"))
+    given = ["ids:1x1,8x1,16x1", "past:1x2x1x16,8x2x128x16,16x2x255x16"]
+    given += ["ids:1x1,1x64,1x256", "past:1x2x0x16"]
+    step, prompt = plan_profiles([IDS, total, PAST], [parse(text) for text in given])
+    assert step.ranges[1] == ShapeRange("mask", (1, 2), (8, 129), (16, 256))
+    assert prompt.ranges[1] == ShapeRange("mask", (1, 1), (1, 64), (1, 256))
+
+
 def test_an_input_with_one_shape_has_it_in_every_profile() -> None:
     given = [parse(text) for text in ("ids:2x1,2x2,2x3", "past:2x2x5x16", "ids:2x7,2x8,2x9")]
     assert [profile.ranges[2] for profile in plan_profiles([IDS, MASK, PAST], given)] == [given[1]] * 2
