@@ -10,7 +10,7 @@ import onnx_ir as ir
 from flash_export import einsum
 from flash_export import graph as g
 from flash_export.canonical import Refused, Tail
-from flash_export.contrib_product import as_multiplied, is_fused_product
+from flash_export.contrib_product import as_multiplied, is_fused_product, is_gemm_product
 from flash_export.drafts import Drafts
 from flash_export.evaluate import Evaluator, NotEvaluable
 from flash_export.layout import Axes, Axis, Chain, follow, is_float_cast, leaves, step, unify
@@ -75,14 +75,14 @@ class Product:
 
 
 def is_product(node: ir.Node | None) -> bool:
-    """True for MatMul, FusedMatMul and for an Einsum of several operands; ``multiply`` reads those of two."""
-    if g.is_op(node, "MatMul") or is_fused_product(node):
+    """True for MatMul, FusedMatMul, a Gemm of activations and an Einsum; ``multiply`` reads those of two operands."""
+    if g.is_op(node, "MatMul") or is_fused_product(node) or is_gemm_product(node):
         return True
     return g.is_op(node, "Einsum") and node is not None and len(node.inputs) >= 2
 
 
 def multiply(node: ir.Node, left: Axes, right: Axes, shapes: Shapes) -> Product:
-    """The product's axes with the operands' atoms unified; FusedMatMul's factor is the caller's.
+    """The product's axes with the operands' atoms unified; a factor or summand inside the node is the caller's.
 
     Raises:
         Refused: ``product_form`` when the operands' axes cannot be matched.

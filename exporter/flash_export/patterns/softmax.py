@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from flash_export import graph as g
 from flash_export.canonical import Added, Attention, NotAttention, Refused
-from flash_export.contrib_product import alpha_of, keeps_rows
+from flash_export.contrib_product import added_by, alpha_of, keeps_rows
 from flash_export.dims import ONE
 from flash_export.layout import Axes, Axis, Chain, is_float_cast, leaves, step, trains
 from flash_export.patterns import zeroed
@@ -192,6 +192,9 @@ def _assemble(
     scores = multiply(first, left.last, right.last, region.shapes)
     expression = Expression(scores.axes)
     expression.multiply(alpha_of(first))
+    inside = added_by(first)
+    if inside is not None:
+        expression.terms.append(Added(*inside, expression.axes, first))
     for one in up:
         if one.effect is not None:
             one.effect(expression)
@@ -210,8 +213,7 @@ def _assemble(
     axes = _down(expression, down, region)
     probabilities = down[-1].outputs[0] if down else anchor.outputs[0]
     at = 0 if second.inputs[0] is probabilities else 1
-    if second.inputs[0] is second.inputs[1]:
-        raise Refused("product_form", "the probabilities are multiplied by themselves", second, "leave it")
+    _refuse_second(second, probabilities)
     value = _with_alpha(region.operand(second.inputs[1 - at], second, scalars=False), second, region)  # type: ignore[arg-type]
     operands = (axes, value.last) if at == 0 else (value.last, axes)
     result = multiply(second, *operands, region.shapes)
@@ -244,6 +246,20 @@ def _assemble(
         sinks=expression.sinks,
         readings=readings,
     )
+
+
+def _refuse_second(second: ir.Node, probabilities: ir.Value) -> None:
+    """Refuses a second product of which the probabilities are not one factor, and the result is not all."""
+    text, action = "", "leave it"
+    if second.inputs[0] is second.inputs[1]:
+        text = "the probabilities are multiplied by themselves"
+    elif probabilities not in second.inputs[:2]:
+        text = f"{second.op_type} adds the probabilities to a product"
+    elif added_by(second) is not None:
+        text = f"{second.op_type} adds a tensor to the product with V"
+        action = "add the tensor behind the product, by an Add of its own"
+    if text:
+        raise Refused("product_form", text, second, action)
 
 
 def _with_alpha(value: Chain, second: ir.Node, region: Region) -> Chain:
