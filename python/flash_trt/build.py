@@ -21,7 +21,7 @@ import flash_trt
 from flash_export.errors import MissingHere, UnsupportedModel, UsageError
 from flash_export.op import CACHE_OPERATORS, DOMAIN, VERSION
 from flash_export.talk import Talk
-from flash_trt import attention, backends, command_lines, gpu, onnx_file, plan, plugin_library, shapes
+from flash_trt import attention, backends, build_profiles, command_lines, gpu, onnx_file, plan, plugin_library, shapes
 from flash_trt.backends import Backend, BackendChoice, Progress
 from flash_trt.onnx_file import FlashNode, OnnxFile
 from flash_trt.output import check_outputs, files_read, sidecar_path, write_atomically, write_engine
@@ -209,6 +209,7 @@ def build_engine(
     """Parses, checks the plugin layers and builds.
 
     Raises:
+        UsageError: an input that TensorRT reads as a shape has no values among ``profiles``.
         UnsupportedModel: TensorRT refuses the model; its own words are in the message.
         MissingHere: a FlashAttention node did not become a plugin layer, or this TensorRT needs a GPU and none is here.
     """
@@ -230,8 +231,7 @@ def build_engine(
     if extras and extras.timing_cache is not None:
         backends.set_timing_cache(config, extras.timing_cache)
     keep_alive = backends.set_progress(backend, config, progress) if progress else None
-    for profile in profiles:
-        _add_profile(builder, config, network, profile)
+    build_profiles.add_profiles(builder, config, network, profiles)
     serialized = builder.build_serialized_network(network, config)
     del keep_alive
     if serialized is None:
@@ -255,18 +255,6 @@ def _refused(step: str, backend: Backend, file: OnnxFile, errors: Sequence[str])
         need="a model, and shapes, that this TensorRT supports",
         do="where a FlashAttention node is named, the plugin says why in the lines above; else check --shape",
     )
-
-
-def _add_profile(builder: Any, config: Any, network: Any, profile: shapes.Profile) -> None:
-    if not profile.ranges:
-        return
-    holds_shape = {network.get_input(i).name: network.get_input(i).is_shape_tensor for i in range(network.num_inputs)}
-    optimization = builder.create_optimization_profile()
-    for range_ in profile.ranges:
-        # For an input that TensorRT reads as a shape, trtexec's spelling means its values.
-        setter = optimization.set_shape_input if holds_shape.get(range_.name) else optimization.set_shape
-        setter(range_.name, range_.smallest, range_.usual, range_.largest)
-    config.add_optimization_profile(optimization)
 
 
 def plugin_layers(backend: Backend, network: Any) -> tuple[tuple[str, str], ...]:

@@ -237,12 +237,15 @@ def require_shapes(engine: EngineFile, feeds: Mapping[str, np.ndarray]) -> None:
         UsageError: no profile holds them all; of each, the first input that it does not hold, with its range.
     """
     profiles = engine.profiles
-    outside = [_first_outside(profile, feeds) for profile in profiles]
+    # Of an input that TensorRT reads as a shape a profile holds the values.
+    told = {tensor.name: tensor.may_hold_sizes for tensor in (engine.tensors or ((), ()))[0]}
+    got = {name: tuple(array.ravel().tolist()) if told.get(name) else array.shape for name, array in feeds.items()}
+    outside = [_first_outside(profile, got) for profile in profiles]
     if not profiles or None in outside:
         return
     named = [name for name in outside if name is not None]
     ranges = [_spell_range(profile[name]) for profile, name in zip(profiles, named, strict=True)]
-    shown = {name: shapes.spell(feeds[name].shape) for name in named}
+    shown = {name: shapes.spell(got[name]) for name in named}
     if len(profiles) > 1:
         ranges = [f"profile {i}: {name} {ranges[i]}" for i, name in enumerate(named)]
         shown = {name: f"{name} {shape}" for name, shape in shown.items()}
@@ -255,12 +258,12 @@ def require_shapes(engine: EngineFile, feeds: Mapping[str, np.ndarray]) -> None:
     )
 
 
-def _first_outside(profile: Profile, feeds: Mapping[str, np.ndarray]) -> str | None:
-    """The first of ``feeds`` that ``profile`` does not hold."""
+def _first_outside(profile: Profile, got: Mapping[str, shapes.Dims]) -> str | None:
+    """The first input in ``got`` that ``profile`` does not hold."""
     for name, limits in profile.items():
-        if name in feeds:
-            got, low, high = feeds[name].shape, limits["min"], limits["max"]
-            if len(got) != len(low) or not all(a <= n <= b for a, n, b in zip(low, got, high, strict=True)):
+        if name in got:
+            low, high = limits["min"], limits["max"]
+            if len(got[name]) != len(low) or not all(a <= n <= b for a, n, b in zip(low, got[name], high, strict=True)):
                 return name
     return None
 

@@ -52,6 +52,12 @@ class GraphInput:
         return any(isinstance(dim, str) for dim in self.dims)
 
     @property
+    def may_hold_sizes(self) -> bool:
+        """Whether it is a number, or a fixed row of numbers, that a shape may be computed from."""
+        fixed = len(self.dims) < 2 and not self.is_dynamic
+        return fixed and self.dtype in (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
+
+    @property
     def numpy_dtype(self) -> np.dtype | None:
         """The type of its arrays, object for text; None where the file says none, or one that NumPy has no name for."""
         known = onnx.helper.get_all_tensor_dtypes()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -182,15 +183,22 @@ def plan_profile(
                 need="one range for each input: flash-trt build alone takes several, a profile of each",
                 do="give one of them",
             )
+    of_shapes = [range_ for range_ in given if not _is_of_values(by_name[range_.name], range_)]
+    for range_ in of_shapes:
         _settle(by_name[range_.name], range_, symbols)
         _require_within(by_name[range_.name], range_, limits)
     chosen = _defaults(inputs, symbols, limits)
-    for range_ in given:
+    for range_ in of_shapes:
         _require_sums(by_name[range_.name], range_, symbols | chosen)
     covered = {r.name: r for r in given}
     every = _with_expressions(inputs, symbols | chosen)
     ranges = [covered.get(i.name) or _by_symbol(i, every) for i in inputs if i.is_dynamic or i.name in covered]
     return Profile(tuple(ranges), chosen)
+
+
+def _is_of_values(graph_input: GraphInput, range_: ShapeRange) -> bool:
+    """Whether the range may be of the numbers in the tensor; whether TensorRT reads it so, only TensorRT knows."""
+    return graph_input.may_hold_sizes and len(range_.smallest) == math.prod(map(int, graph_input.dims))
 
 
 def _settle(graph_input: GraphInput, range_: ShapeRange, symbols: _Triples) -> None:

@@ -172,7 +172,9 @@ def _engine(options: TritonOptions, talk: Talk) -> _Served:
             do="build the engine again",
         )
     inputs, outputs = engine.tensors
-    largest = [limits["max"][0] for profile in engine.profiles for limits in profile.values() if limits["max"]]
+    values = {tensor.name for tensor in inputs if tensor.may_hold_sizes}
+    of_shapes = [limits for profile in engine.profiles for name, limits in profile.items() if name not in values]
+    largest = [limits["max"][0] for limits in of_shapes if limits["max"]]
     libraries = () if engine.carries_plugin else (_autoload(), plugin_library.find())
     return _Served(
         "tensorrt_plan",

@@ -219,6 +219,23 @@ def test_an_engine_with_several_profiles_is_served_with_all_of_them_and_the_batc
     assert not _config(schema, tmp_path / "r" / "one").instance_group[0].profile
 
 
+def test_values_that_tensorrt_reads_as_a_shape_are_no_batch(
+    schema: ModuleType, tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = {
+        "ids": {"min": [1, 1], "opt": [4, 128], "max": [6, 512]},
+        "sizes": {"min": [1, 1], "opt": [2, 2], "max": [3, 3]},
+    }
+    ids = {"name": "ids", "dtype": onnx.TensorProto.INT64, "dims": ["batch", "seq"]}
+    sizes = {"name": "sizes", "dtype": onnx.TensorProto.INT64, "dims": [2]}
+    score = {"name": "score", "dtype": onnx.TensorProto.FLOAT, "dims": ["batch"]}
+    told = {"inputs": [ids, sizes], "outputs": [score]}
+    engine = _engine(tmp_path / "m.engine", profiles=[profile], tensors=told)
+    assert flash_trt("triton", tmp_path / "r", engine, "--max-batch", 6) == EXIT_OK
+    assert _config(schema, tmp_path / "r" / "m").max_batch_size == 0, "not every input has a batch"
+    assert "--max-batch" not in capsys.readouterr().err, "6 is the largest batch of the one that has"
+
+
 def test_an_engine_that_carries_the_plugin_needs_no_library(tmp_path: Path, flash_trt: Command) -> None:
     assert flash_trt("triton", tmp_path / "r", _engine(tmp_path / "m.engine", embedded_plugin=True)) == EXIT_OK
     assert list((tmp_path / "r" / "m" / "lib").iterdir()) == []
