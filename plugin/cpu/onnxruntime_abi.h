@@ -6,6 +6,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace flash_export::onnxruntime {
 
@@ -81,9 +82,15 @@ class Api {
   bool attribute(KernelInfo const* info, char const* name, int64_t& value) const {
     return found(at<Status*(KernelInfo const*, char const*, int64_t*)>(86)(info, name, &value));
   }
-  // Writes at most `size` characters with their NUL.
-  bool attribute(KernelInfo const* info, char const* name, char* text, size_t size) const {
-    return found(at<Status*(KernelInfo const*, char const*, char*, size_t*)>(87)(info, name, text, &size));
+  bool attribute(KernelInfo const* info, char const* name, std::string& text) const {
+    auto const get = at<Status*(KernelInfo const*, char const*, char*, size_t*)>(87);
+    for (size_t room = 64;;) {  // with the NUL at its end
+      text.resize(room);
+      size_t size = room;
+      if (found(get(info, name, text.data(), &size))) return text.resize(size - 1), true;
+      if (size <= room) return false;
+      room = size;
+    }
   }
   bool nodeName(KernelInfo const* info, char* text, size_t size) const {
     return found(at<Status*(KernelInfo const*, char*, size_t*)>(244)(info, text, &size));

@@ -75,16 +75,11 @@ def set_float(name: str, value: float) -> Edit:
     return edit
 
 
-def make_int(name: str) -> Edit:
+def make(name: str, value: float | str | bytes | list[int]) -> Edit:
+    """Writes the attribute as whatever type ``value`` is of."""
+
     def edit(proto: onnx.ModelProto) -> None:
-        attribute(proto, name).CopyFrom(onnx.helper.make_attribute(name, 1))
-
-    return edit
-
-
-def make_list(name: str) -> Edit:
-    def edit(proto: onnx.ModelProto) -> None:
-        attribute(proto, name).CopyFrom(onnx.helper.make_attribute(name, [1, 1]))
+        attribute(proto, name).CopyFrom(onnx.helper.make_attribute(name, value))
 
     return edit
 
@@ -96,10 +91,20 @@ def make_list(name: str) -> Edit:
         (set_float("scale", np.inf), "scale", "inf"),
         (set_float("scale", -1e38), "scale", "-1e+38"),
         (set_float("softcap", -1.0), "softcap", "-1"),
-        (make_int("scale"), "scale", "nothing"),
-        (make_list("causal"), "causal", "nothing"),
+        (make("scale", 1), "scale", "an INT, 1"),
+        (make("scale", "0.5\n"), "scale", 'a STRING, "0.5 "'),
+        (make("causal", 1.0), "causal", "a FLOAT, 1"),
+        (make("causal", "x" * 100), "causal", f'a STRING, "{"x" * 64}..."'),
+        (make("causal", [1, 1]), "causal", "nothing"),
+        (make("plugin_version", 1), "plugin_version", "an INT, 1"),
+        (make("plugin_version", 1.0), "plugin_version", "a FLOAT, 1"),
+        (make("plugin_version", b"1\0x"), "plugin_version", "version 1\\0x"),
+        (make("plugin_version", "1" * 100), "plugin_version", f"version {'1' * 64}..."),
     ],
-    ids=["nan", "infinite", "huge", "negative_cap", "scale_as_int", "list"],
+    ids=[
+        *("nan", "infinite", "huge", "negative_cap", "scale_as_int", "scale_as_text", "causal_as_float"),
+        *("causal_as_text", "list", "version_as_int", "version_as_float", "version_with_a_nul", "long_version"),
+    ],
 )
 def test_a_wrong_number_is_named_when_the_session_opens(edit: Edit, name: str, got: str) -> None:
     with pytest.raises(Exception, match="cannot create FlashAttention") as error:

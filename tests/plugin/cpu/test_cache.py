@@ -137,7 +137,7 @@ def test_memory_of_another_tensor_is_refused_and_nothing_is_written(
     bound = Bound(cache_cases.make(case), in_place)
     with pytest.raises(Exception, match="cannot run FlashAttentionCache") as error:
         bound.run()
-    refused(error, f"tensor {output}", f"memory that {other} has too", "bind each cache's output")
+    refused(error, f"tensor {output}", f"memory that {other} has too", "bind the output to its own input")
     for name, array in cache_cases.make(case).given.items():
         assert bound.values[name].numpy().tobytes() == array.tobytes(), name
 
