@@ -16,7 +16,7 @@ from contract.reference import attention
 from python.attention_models import HALF, HEAD_DIM, HEADS, SCALE, fused, unfused
 
 from flash_export.errors import EXIT_OK
-from flash_trt import backends, gpu
+from flash_trt import backends, gpu, open_engine
 from flash_trt.backends import BackendName
 
 Command = Callable[..., int]
@@ -77,3 +77,25 @@ def test_the_engine_inspector_is_asked(engine: Path, flash_trt: Command, capsys:
     told = json.loads(capsys.readouterr().out)["inspector"]
     assert told["why"] is None
     assert told["layers"]
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["plain", "graph"])
+def test_an_engine_with_two_profiles_runs_shapes_of_each_in_turn(
+    backend: BackendName, tmp_path: Path, flash_trt: Command, graph: bool
+) -> None:
+    """Neither profile holds the other's shapes, so a wrong one is refused by TensorRT."""
+    unfused(tmp_path / "u.onnx", dtype=HALF)
+    model, path = fused(tmp_path / "m.onnx", dtype=HALF), tmp_path / "m.engine"
+    shapes = [f"query:{b}x{HEADS}x{s}x{HEAD_DIM}" for b, s in ((8, 1), (2, 131))]
+    flags = [word for shape in shapes for word in ("--shape", shape)]
+    assert flash_trt("build", model, "-o", path, "--backend", backend, *flags) == EXIT_OK
+    session = open_engine(path, cuda_graph=graph)
+    rng = np.random.default_rng(0)
+    for batch, length in ((2, 131), (8, 1), (8, 1), (2, 131)):
+        shape = (batch, HEADS, length, HEAD_DIM)
+        given = {name: rng.standard_normal(shape).astype(np.float16) for name in ("query", "key", "value")}
+        expected, _ = attention(*(array.astype(np.float64) for array in given.values()), scale=SCALE, causal=1)
+        rounding = float(np.finfo(np.float16).eps) * np.abs(expected).max()
+        np.testing.assert_allclose(session.run(given)["output"], expected, rtol=0, atol=2 * rounding)
+    session.close()
+    assert flash_trt("compare", path, tmp_path / "u.onnx") == EXIT_OK
