@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from flash_export import graph as g
+from flash_export.canonical import Refused, name_of
 from flash_export.patterns.quantized import is_quantization, quantized_factors
 from flash_export.region import is_product, users
 
@@ -60,7 +61,33 @@ def product_above(value: ir.Value) -> bool:
 
 def _factors(node: ir.Node) -> Sequence[ir.Value | None] | None:
     """What a product multiplies, of numbers or of integers that stand for them; None for other nodes."""
+    if summed_product(node):
+        return node.inputs if g.is_op(node, "Mul") else _multiplied(node).inputs  # type: ignore[union-attr]
     return node.inputs if is_product(node) else quantized_factors(node)
+
+
+def summed_product(node: ir.Node) -> bool:
+    """Whether ``node`` is one of a Mul of two tensors and the ReduceSum of what it makes: a product written out."""
+    if g.is_op(node, "Mul"):
+        return node.inputs[0] is not node.inputs[1] and any(g.is_op(n, "ReduceSum") for n in users(node.outputs[0]))
+    above = _multiplied(node)
+    return above is not None and above.inputs[0] is not above.inputs[1]
+
+
+def _multiplied(node: ir.Node) -> ir.Node | None:
+    """The Mul whose result a ReduceSum adds up."""
+    above = node.inputs[0].producer() if g.is_op(node, "ReduceSum") and node.inputs[0] is not None else None
+    return above if g.is_op(above, "Mul") else None
+
+
+def written_out(node: ir.Node) -> Refused:
+    """Why a product that is written out is no part of an attention that can be fused."""
+    return Refused(
+        "product_form",
+        f"a product of the attention is written out, as Mul and ReduceSum, at {name_of(node)}",
+        node,
+        "write torch.matmul or torch.einsum, or call scaled_dot_product_attention, and export the model again",
+    )
 
 
 def _of_activations(factors: Sequence[ir.Value | None]) -> bool:

@@ -18,6 +18,7 @@ from flash_export.canonical import Added, Hidden, NotAttention, Refused, Side, T
 from flash_export.dims import ONE
 from flash_export.layout import Axes, Axis, is_float_cast, read_scalar_factor, step, trains
 from flash_export.mask_terms import FORGETS, uniform
+from flash_export.patterns.nearby import summed_product, written_out
 from flash_export.patterns.quantized import QUANTIZE_AFTERWARDS, in_scores
 from flash_export.region import Region, is_product
 
@@ -153,6 +154,8 @@ def _unknown(node: ir.Node) -> Refused:
             node,
             "a sink is one column behind the last key; this attention stays in standard operators",
         )
+    if summed_product(node):
+        return written_out(node)
     quantized = in_scores(node)
     if quantized is not None:
         return Refused("quantized", f"{quantized.op_type} lies in the scores", quantized, QUANTIZE_AFTERWARDS)

@@ -16,7 +16,7 @@ from flash_export.dims import ONE
 from flash_export.layout import Axes, Axis, Chain, is_float_cast, leaves, step, trains
 from flash_export.patterns import zeroed
 from flash_export.patterns.contrib_inputs import require_inputs
-from flash_export.patterns.nearby import product_above, product_below
+from flash_export.patterns.nearby import product_above, product_below, summed_product, written_out
 from flash_export.patterns.quantized import QUANTIZE_AFTERWARDS, is_quantization, quantized_factors, refuse_quantized
 from flash_export.patterns.scores import Expression, Step, read_scores, refuse_replaced
 from flash_export.patterns.spread import spread
@@ -30,7 +30,15 @@ BIAS_SOFTMAX = "BiasSoftmax"
 _LARGEST_FACTOR, _ROUNDED = 1e30, 1e-4
 """What V is multiplied by where the second product has a factor: no larger, and rounded to V's type by no more."""
 
-NEARBY = ("unknown_operator", "probabilities_used", "probabilities_changed", "dropout_active", "quantized", "sink")
+NEARBY = (
+    "unknown_operator",
+    "product_form",
+    "probabilities_used",
+    "probabilities_changed",
+    "dropout_active",
+    "quantized",
+    "sink",
+)
 """Reasons found before the product of Q and K is: without one within reach, the softmax is no attention."""
 
 
@@ -130,6 +138,8 @@ def _shared(value: ir.Value, readers: list[ir.Node]) -> Exception:
 def _changed(value: ir.Value, node: ir.Node) -> Exception:
     if not product_below(node):
         return NotAttention("the softmax's output enters no product")
+    if summed_product(node):
+        return written_out(node)
     if is_quantization(node) or quantized_factors(node) is not None:
         return Refused("quantized", f"{node.op_type} follows the softmax", node, QUANTIZE_AFTERWARDS)
     if trains(node):

@@ -79,3 +79,33 @@ def test_a_soft_cap_is_read_with_the_scale_that_lies_inside_it(lines: str, cap: 
     assert (only(sites).attributes.softcap, only(sites).attributes.scale) == (cap, pytest.approx(scale))
     expected, got = graphs.both(proto, fused, [3 * x for x in graphs.numbers({"B": 2, "S": 5, "T": 7})])
     np.testing.assert_allclose(got, expected, atol=1e-5, rtol=0)
+
+
+SCORES = (
+    "q5 = Unsqueeze (q, ax3)\n k5 = Unsqueeze (k, ax2)\n qk = Mul (q5, k5)\n"
+    "scores = ReduceSum <keepdims = 0> (qk, ax4)\n scaled = Mul (scores, scale)\n"
+)
+VALUES = (
+    "p5 = Unsqueeze (probs, ax4)\n v5 = Unsqueeze (v, ax2)\n pv = Mul (p5, v5)\n"
+    "out = ReduceSum <keepdims = 0> (pv, ax3)\n"
+)
+
+
+@pytest.mark.parametrize("which", ["scores", "values", "both"])
+def test_products_written_out_are_refused_by_name(which: str) -> None:
+    first = SCORES if which != "values" else graphs.PRODUCT
+    second = VALUES if which != "scores" else "out = MatMul (probs, v)\n"
+    constants = graphs.CONSTANTS + ", int64[1] ax4 = {4}"
+    _, sites = graphs.fuse(model(f"{first}probs = Softmax <axis = -1> (scaled)\n{second}", constants=constants))
+    (site,) = sites
+    assert site.reason is not None
+    assert (site.reason.code, "ReduceSum" in site.reason.text) == ("product_form", True)
+
+
+def test_a_weighted_mean_of_norms_or_by_a_layer_is_no_attention() -> None:
+    constants = graphs.CONSTANTS + ", int64[1] ax4 = {4}"
+    squares = "qq = Mul (q, q)\n norms = ReduceSum <keepdims = 0> (qq, ax3)\n probs = Softmax <axis = -1> (norms)\n"
+    pooled = squares + "p4 = Unsqueeze (probs, ax3)\n pv = Mul (p4, q)\n out = ReduceSum <keepdims = 0> (pv, ax2)\n"
+    assert code(model(pooled, inputs="float[B, 4, S, 8] q", outputs="float[B, 4, 8] out", constants=constants)) == (
+        "not_attention"
+    )
