@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the Softmax down to the product with V: layout operators, a guard, masks repeated as zeros, a sink's end."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from flash_export import graph as g
+from flash_export.canonical import NotAttention, Refused
+from flash_export.contrib_product import added_by
+from flash_export.dims import ONE
+from flash_export.layout import Axes, is_float_cast, step, trains
+from flash_export.patterns import zeroed
+from flash_export.patterns.nearby import product_below, summed_product, written_out
+from flash_export.patterns.quantized import QUANTIZE_AFTERWARDS, is_quantization, quantized_factors
+from flash_export.patterns.scores import Expression
+from flash_export.region import Region, is_product, users
+
+_BELOW = ("Identity", "Dropout", "Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze")
+
+
+def read_probabilities(anchor: ir.Node, region: Region) -> tuple[list[ir.Node], ir.Node]:
+    """The layout nodes from the Softmax down to the second product, and that product.
+
+    A Slice among them may only drop the column of a sink, which ``axes_below`` sees to.
+
+    Raises:
+        NotAttention: there is no such product.
+        Refused: somebody else reads the probabilities, or changes them.
+    """
+    value = anchor.outputs[0]
+    path: list[ir.Node] = []
+    while True:
+        readers = users(value)
+        guard = _guard(value, readers)
+        if guard is not None:
+            path.append(guard)
+            value = guard.outputs[0]
+            continue
+        if len(readers) != 1 or value.is_graph_output():
+            raise _shared(value, readers)
+        node = readers[0]
+        if is_product(node):
+            return path, node
+        if zeroed.zeroing(node, value, region) is not None:
+            path.append(node)
+            value = node.outputs[0]
+            continue
+        layout = g.is_op(node, *_BELOW, "Slice")
+        if not layout or trains(node) or node.inputs[0] is not value:
+            raise _changed(value, node)
+        path.append(node)
+        value = node.outputs[0]
+
+
+def _guard(value: ir.Value, readers: list[ir.Node]) -> ir.Node | None:
+    """The Where of ``Where(IsNaN(p), 0, p)``: a keyless row gives 0, which is what FlashAttention gives anyway."""
+    if len(readers) != 2 or value.is_graph_output():
+        return None
+    test = next((n for n in readers if g.is_op(n, "IsNaN")), None)
+    where = next((n for n in readers if g.is_op(n, "Where")), None)
+    if test is None or where is None or test.outputs[0].is_graph_output() or users(test.outputs[0]) != [where]:
+        return None
+    right = where.inputs[0] is test.outputs[0] and where.inputs[2] is value and g.scalar(where.inputs[1]) == 0.0
+    return where if right else None
+
+
+def _shared(value: ir.Value, readers: list[ir.Node]) -> Exception:
+    if not any(product_below(node) for node in readers):
+        return NotAttention("the softmax's output enters no product")
+    others = ", ".join(n.op_type for n in readers if not is_product(n))
+    # A reader with a product below it is a layout operator on the way to V, or another layer.
+    outputs = g.for_outputs([value], [n for n in readers if is_product(n) or product_below(n)])
+    used = "are an output of the graph" if value.is_graph_output() else "are also read by another product"
+    return Refused(
+        "probabilities_used",
+        f'the probabilities "{value.name}" {f"are also read by {others}{outputs}" if others else used}; '
+        "FlashAttention never forms them",
+        value.producer(),
+        "export the model without its attention weights (need_weights=False, output_attentions=False)",
+    )
+
+
+def _changed(value: ir.Value, node: ir.Node) -> Exception:
+    if not product_below(node):
+        return NotAttention("the softmax's output enters no product")
+    if summed_product(node):
+        return written_out(node)
+    if is_quantization(node) or quantized_factors(node) is not None:
+        return Refused("quantized", f"{node.op_type} follows the softmax", node, QUANTIZE_AFTERWARDS)
+    if trains(node):
+        return Refused("dropout_active", "Dropout is in training mode", node, "export the model in eval() mode")
+    return Refused(
+        "probabilities_changed",
+        f"{node.op_type} changes the probabilities between the softmax and the product with V",
+        node,
+        "attention whose probabilities are changed has no fused form; it stays in standard operators",
+    )
+
+
+def zero(anchor: ir.Node, expression: Expression, down: list[ir.Node], region: Region) -> None:
+    """Applies the masks that are repeated on the probabilities, as long as these have the scores' axes."""
+    value, moved = anchor.outputs[0], False
+    for node in down:
+        if zeroed.zeroing(node, value, region) is not None and not g.is_op(node.inputs[0].producer(), "IsNaN"):  # type: ignore[union-attr]
+            if moved:
+                raise _changed(value, node)
+            zeroed.apply(node, value, expression, region)
+        moved = moved or not g.is_op(node, "Where", "Identity", "Dropout", "Cast")
+        value = node.outputs[0]
+
+
+def refuse_second(second: ir.Node, probabilities: ir.Value) -> None:
+    """Refuses a second product of which the probabilities are not one factor, and the result is not all."""
+    text, action = "", "leave it"
+    if second.inputs[0] is second.inputs[1]:
+        text = "the probabilities are multiplied by themselves"
+    elif probabilities not in second.inputs[:2]:
+        text = f"{second.op_type} adds the probabilities to a product"
+    elif added_by(second) is not None:
+        text = f"{second.op_type} adds a tensor to the product with V"
+        action = "add the tensor behind the product, by an Add of its own"
+    if text:
+        raise Refused("product_form", text, second, action)
+
+
+def axes_below(expression: Expression, down: list[ir.Node], region: Region) -> Axes:
+    """The axes of the probabilities where they enter the second product.
+
+    Raises:
+        Refused: ``probabilities_layout``, or ``sink`` for a column that is not dropped again.
+    """
+    axes, column = expression.axes, expression.sinks is not None
+    for node in down:
+        if g.is_op(node, "Where"):
+            continue  # the guard
+        if g.is_op(node, "Slice"):
+            if not (column and _drops_the_last(node, len(axes), region)):
+                raise _cut_off(node)
+            column = False
+            continue
+        if column and not g.is_op(node, "Identity", "Dropout", "Cast"):
+            raise _cut_off(node)
+        following = step(node, axes, region.shapes)
+        if following is None or (node.op_type == "Cast" and not is_float_cast(node, region.shapes)):
+            raise Refused(
+                "probabilities_layout",
+                f"{node.op_type} rearranges the probabilities in a way that cannot be followed",
+                node,
+                "report the model's shapes; the attention stays in standard operators",
+            )
+        axes = following
+    if column:
+        raise _cut_off(expression.sinks.node if expression.sinks else None)
+    return axes
+
+
+def _drops_the_last(node: ir.Node, rank: int, region: Region) -> bool:
+    """True for a Slice of the last axis that leaves out its last element and nothing else."""
+    bounds = [region.shapes.contents(v) for v in node.inputs[1:]]
+    if len(bounds) < 3 or any(b is None or len(b) != 1 for b in bounds):
+        return False
+    start, stop, axis, step = ([b[0] for b in bounds if b is not None] + [ONE])[:4]
+    length = region.shapes.shape(node.inputs[0])
+    last = stop.static == -1 or (length is not None and stop == length[-1] - ONE)
+    return start.static == 0 and last and axis.static in (-1, rank - 1) and step == ONE
+
+
+def _cut_off(node: ir.Node | None) -> Refused:
+    return Refused(
+        "sink",
+        "the probabilities are cut, or a column beside the scores is not dropped again",
+        node,
+        "a sink is one column that is dropped right after the softmax; this attention stays in standard operators",
+    )
