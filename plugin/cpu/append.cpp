@@ -76,7 +76,7 @@ extern "C" int32_t flashAttentionAppendWhyUnsupported(FlashAppendArgs const* arg
   namespace kernels = flash_export::kernels;
   kernels::Reasons why;
   why.inRange("seqlen_new", args->seqlen_new, 0, kernels::kMaxSeqlen);
-  why.inRange("capacity", args->capacity, 0, kernels::kMaxSeqlen);
+  why.inRange("capacity", args->capacity, 0, kernels::kMaxKeys);
   if (args->page_table != nullptr) why.pages(args->page_size);
   return kernels::joinReasons(why.sentences(), text, text_size);
 }

@@ -41,7 +41,7 @@ int64_t threadCount() {
 class Room {
  public:
   explicit Room(int64_t floats)
-      : mStart(static_cast<float*>(std::aligned_alloc(64, size_t(kernels::ceilDiv(floats * 4, 64) * 64)))) {
+      : mStart(static_cast<float*>(std::aligned_alloc(64, size_t(ceilDiv(floats * 4 + 1, 64) * 64)))) {
     if (mStart == nullptr) throw std::bad_alloc();
   }
   float* get() const { return mStart.get(); }
@@ -213,63 +213,94 @@ void runTiles(Problem const& problem, Parallel const& parallel, Kernels const& k
   });
 }
 
-// The slices of a batch entry's heads: tasks number first_task and on, `slices` a head.
+// The slices of a batch entry's heads: tasks number first_task and on, `slices` a head. Partial results of
+// more than one are kept for all heads, from slice first_kept on.
 struct SlicedEntry {
   Entry entry;
-  int64_t slices, first_task;
+  int64_t slices, first_task, first_kept;
 };
 
 // Cuts so that every thread has a few slices of nearly one length, whatever the entries' lengths are.
 std::vector<SlicedEntry> cutSlices(Problem const& problem, int64_t kv_heads) {
-  int64_t keys = 0, tasks = 0;
+  int64_t keys = 0, tasks = 0, kept = 0;
   for (Entry const& entry : problem.entries()) keys += (entry.last - entry.first) * kv_heads;
   int64_t const fair = std::max(kSmallestSlice, ceilDiv(keys, kTasksPerThread * threadCount()));
   std::vector<SlicedEntry> cut;
+  cut.reserve(problem.entries().size());
   for (Entry const& entry : problem.entries()) {
     int64_t const length = entry.last - entry.first;
     int64_t const slices = threadCount() == 1 ? 1 : std::max<int64_t>(1, ceilDiv(length, fair));
-    cut.push_back({entry, slices, tasks});
+    cut.push_back({entry, slices, tasks, kept});
     tasks += slices * kv_heads;
+    if (slices > 1) kept += slices * kv_heads;
   }
   return cut;
 }
+
+// A head's rows and what its slices need, in a worker's room.
+struct SliceRoom {
+  Row* rows;
+  float* partials;  // of one slice
+  float* scratch;
+};
 
 void runSlices(Problem const& problem, FlashAttentionArgs const& args, Parallel const& parallel,
                Kernels const& kernels) {
   int64_t const rows = problem.rowsOfHead(), kv_heads = args.kv_num_heads;
   std::vector<SlicedEntry> const cut = cutSlices(problem, kv_heads);
-  int64_t const tasks = cut.back().first_task + cut.back().slices * kv_heads;
+  SlicedEntry const& end = cut.back();
+  int64_t const tasks = end.first_task + end.slices * kv_heads;
   RowProblem const any = problem.shared({0, 0});
   int64_t const size = kernels.partialSize(any), slice_size = size * rows;
-  Room const partials(slice_size * tasks);
-  auto const rowsOf = [&](Head head) {
-    std::vector<Row> row(static_cast<size_t>(rows));
-    problem.makeRows(head, 0, row.data(), rows);
-    return row;
+  int64_t const kept_slices = end.first_kept + (end.slices > 1 ? end.slices * kv_heads : 0);
+  Room const kept(slice_size * kept_slices);
+
+  int64_t const row_floats = ceilDiv(int64_t{sizeof(Row)} * rows, 64) * 16;
+  int64_t const scratch_floats =
+      std::max(kernels.sliceScratch(any, int32_t(rows)), kernels.combineScratch(any));
+  auto const cutRoom = [&](float* room) -> SliceRoom {
+    return {reinterpret_cast<Row*>(room), room + row_floats, room + row_floats + slice_size};
   };
-  auto const combine = [&](SlicedEntry const& of, int64_t kv_head) {
-    Head const head{of.entry.batch, kv_head};
-    std::vector<Row> const row = rowsOf(head);
-    float const* const first = partials.get() + (of.first_task + kv_head * of.slices) * slice_size;
+  auto const combine = [&](Head head, SliceRoom const& room, float const* partials, int64_t slices) {
     for (int64_t r = 0; r < rows; ++r) {
-      kernels.combine(problem.shared(head), row[size_t(r)], first + r * size, slice_size, int32_t(of.slices));
+      kernels.combine(problem.shared(head), room.rows[r], partials + r * size, slice_size, int32_t(slices),
+                      room.scratch);
     }
   };
-  runTasks(parallel, tasks, kernels.sliceScratch(any, int32_t(rows)), [&](int64_t task, float* room) {
+  int64_t const room_floats = row_floats + slice_size + scratch_floats;
+  runTasks(parallel, tasks, room_floats, [&](int64_t task, float* floats) {
+    SliceRoom const room = cutRoom(floats);
     SlicedEntry const& of = *std::prev(std::upper_bound(
         cut.begin(), cut.end(), task, [](int64_t t, SlicedEntry const& s) { return t < s.first_task; }));
-    int64_t const kv_head = (task - of.first_task) / of.slices, part = (task - of.first_task) % of.slices;
-    Head const head{of.entry.batch, kv_head};
+    int64_t const slice = task - of.first_task;
+    Head const head{of.entry.batch, slice / of.slices};
     int64_t const length = ceilDiv(ceilDiv(of.entry.last - of.entry.first, of.slices), 16) * 16;
-    int64_t const from = std::min(of.entry.last, of.entry.first + part * length);
+    int64_t const from = std::min(of.entry.last, of.entry.first + slice % of.slices * length);
     int64_t const to = std::min(of.entry.last, from + length);
-    kernels.slice(problem.shared(head), rowsOf(head).data(), int32_t(rows), int32_t(from), int32_t(to),
-                  partials.get() + task * slice_size, room);
-    if (of.slices == 1) combine(of, kv_head);
+    float* const partials = of.slices > 1 ? kept.get() + (of.first_kept + slice) * slice_size : room.partials;
+    problem.makeRows(head, 0, room.rows, rows);
+    kernels.slice(problem.shared(head), room.rows, int32_t(rows), int32_t(from), int32_t(to), partials,
+                  room.scratch);
+    if (of.slices == 1) combine(head, room, partials, 1);
   });
+  if (kept_slices == 0) return;
+  Room const floats(room_floats);
+  SliceRoom const room = cutRoom(floats.get());
   for (SlicedEntry const& of : cut) {
-    for (int64_t kv_head = 0; of.slices > 1 && kv_head < kv_heads; ++kv_head) combine(of, kv_head);
+    for (int64_t kv_head = 0; of.slices > 1 && kv_head < kv_heads; ++kv_head) {
+      Head const head{of.entry.batch, kv_head};
+      problem.makeRows(head, 0, room.rows, rows);
+      combine(head, room, kept.get() + (of.first_kept + kv_head * of.slices) * slice_size, of.slices);
+    }
   }
+}
+
+// Up to so many rows of a head slices are faster than a tile, which widens 16-bit keys once and not for every
+// row, and of which few keys need less of what a slice begins with (measured with 1 to 8 rows of 1 to 256
+// keys).
+int64_t sliceRows(FlashAttentionArgs const& args, Kernels const& kernels) {
+  bool const fewer = args.dtype != kFlashFloat32 || args.seqlen_kv < 16;
+  return fewer ? kernels.slice_rows / 2 : kernels.slice_rows;
 }
 
 }  // namespace
@@ -280,7 +311,7 @@ void attention(FlashAttentionArgs const& args, Parallel const& parallel, Kernels
   // Few rows are one tile, which is one thread's work, and slices are every thread's. Twice the rows take
   // slices at most twice the time of a tile (measured with 8 to 32 rows of 2,048 keys).
   int64_t const threads_a_head = std::max<int64_t>(1, threadCount() / std::max<int64_t>(1, problem.heads()));
-  if (problem.rowsOfHead() <= kernels.slice_rows * threads_a_head) {
+  if (problem.rowsOfHead() <= sliceRows(args, kernels) * threads_a_head) {
     runSlices(problem, args, parallel, kernels);
   } else {
     runTiles(problem, parallel, kernels);
@@ -296,7 +327,7 @@ extern "C" int32_t flashAttentionWhyUnsupported(FlashAttentionArgs const* args, 
   why.inRange("head_dim", args->head_dim, 1, 65535);
   why.inRange("v_head_dim", args->v_head_dim, 1, 65535);
   why.inRange("seqlen_q", args->seqlen_q, 0, kernels::kMaxSeqlen);
-  why.inRange("seqlen_kv", args->seqlen_kv, 0, kernels::kMaxSeqlen);
+  why.inRange("seqlen_kv", args->seqlen_kv, 0, kernels::kMaxKeys);
   if (args->page_table != nullptr) {
     why.pages(args->page_size);
     if (args->batch > 0 && args->seqlen_kv > 0) why.inRange("page_count", args->page_count, 1, INT32_MAX);

@@ -8,8 +8,8 @@ namespace flash_export::cpu {
 namespace {
 
 constexpr Kernels kernelsNamed(char const* name) {
-  return {name,        kStripRows, kStrips * kStripRows, kSliceRows,  tile,
-          tileScratch, slice,      sliceScratch,         partialSize, combine};
+  return {name,  kStripRows,   kStrips * kStripRows, kSliceRows, tile,          tileScratch,
+          slice, sliceScratch, partialSize,          combine,    combineScratch};
 }
 
 }  // namespace

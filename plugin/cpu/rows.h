@@ -67,9 +67,11 @@ struct Kernels {
   int64_t (*sliceScratch)(RowProblem const& problem, int32_t count);
   int64_t (*partialSize)(RowProblem const& problem);
 
-  // Finishes a row from its `slices` partials, which lie `step` floats apart.
+  // Finishes a row from its `slices` partials, which lie `step` floats apart. `scratch` has combineScratch()
+  // floats.
   void (*combine)(RowProblem const& problem, Row const& row, float const* partials, int64_t step,
-                  int32_t slices);
+                  int32_t slices, float* scratch);
+  int64_t (*combineScratch)(RowProblem const& problem);
 };
 
 Kernels const& plainKernels();   // the compiler's default instruction set

@@ -44,6 +44,23 @@ constexpr int64_t roundUp(int64_t x, int64_t step) { return (x + step - 1) / ste
 FLASH_INLINE Floats load(float const* p) { return *reinterpret_cast<FloatsAnywhere const*>(p); }
 FLASH_INLINE void store(float* p, Floats x) { *reinterpret_cast<FloatsAnywhere*>(p) = x; }
 
+FLASH_INLINE Floats magnitudeOf(Floats x) { return floatsOf(bitsOf(x) & 0x7fffffffu); }
+
+// 2^n for -126 <= n <= 127.
+FLASH_INLINE float powerOfTwo(int32_t n) {
+  uint32_t const bits = uint32_t(n + 127) << 23;
+  float power;
+  std::memcpy(&power, &bits, sizeof power);
+  return power;
+}
+
+// n of 2^n <= |x| < 2^(n+1) for a normal number; -127 for a smaller one.
+FLASH_INLINE int32_t exponentOf(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return int32_t((bits >> 23) & 0xffu) - 127;
+}
+
 FLASH_INLINE Ints laneNumbers() {
   Ints n{};
   for (int i = 0; i < kLanes; ++i) n[i] = i;

@@ -5,6 +5,7 @@
 #include "functions.h"
 #include "pages.h"
 #include "rows.h"
+#include "scaled_query.h"
 
 namespace flash_export::cpu {
 namespace {
@@ -32,8 +33,14 @@ constexpr int kPartialOutput = 16;
 int64_t partialSize(RowProblem const& problem) { return kPartialOutput + roundUp(problem.v_head_dim, 16); }
 
 int64_t sliceScratch(RowProblem const& problem, int32_t count) {
-  return kScores + count * roundUp(problem.head_dim, 16);
+  return kScores + count * querySize(problem);
 }
+
+// Of a row alone.
+int64_t combineScratch(RowProblem const& problem) { return sliceScratch(problem, 1) + partialSize(problem); }
+
+// Times this the weights of as many keys as there are at most have no infinite sum, whatever the values are.
+constexpr float kLight = 0x1p-24f;
 
 // sums[i] += query . key[i] over kVectors vectors; of the kLanes keys, the ones past `count` repeat the last.
 template <int kVectors, bool kWhole, class Element>
@@ -172,12 +179,6 @@ void showVisible(RowProblem const& problem, void const* bias, int first, int las
   }
 }
 
-FLASH_INLINE float largestOf(Floats x) {
-  float most = x[0];
-  for (int i = 1; i < kLanes; ++i) most = x[i] > most ? x[i] : most;
-  return most;
-}
-
 FLASH_INLINE float sumOf(Floats x) {
   float sum = 0.0f;
   for (int i = 0; i < kLanes; ++i) sum += x[i];
@@ -189,9 +190,11 @@ template <class Element>
 FLASH_INLINE Floats scorePiece(RowProblem const& problem, Row const& row, float const* query, int first,
                                int last, Floats largest, float* scores, Ints& visible) {
   Element const* key = rowAt<Element>(problem.pages, problem.key, first);
+  float const* const factors = query + roundUp(problem.head_dim, 16);
   for (int j = first; j < last; j += kLanes, key += kLanes * problem.key.row_stride) {
     Floats s = last - j < kLanes ? scoreLanes<false>(problem, query, key, last - j)
                                  : scoreLanes<true>(problem, query, key, kLanes);
+    s = s * factors[0] * factors[1];
     if (problem.softcap > 0.0f) s = problem.softcap * tanhOf(s / problem.softcap);
     if (row.bias != nullptr) s = addBias(s, anyBiasLanes(problem, row.bias, j, last - j), visible);
     if (last - j < kLanes) s = laneNumbers() < last - j ? s : splat(-kInfinity);
@@ -218,18 +221,22 @@ FLASH_INLINE float scoreSlice(RowProblem const& problem, Row const& row, float c
 
 template <class Element>
 FLASH_INLINE void addRow(RowProblem const& problem, Row const& row, float const* query, int first, int last,
-                         float* scores, float* partial) {
+                         float weight, float* scores, float* partial) {
   float const before = partial[0];
   Ints visible{};
   float const now = scoreSlice<Element>(problem, row, query, first, last, before, scores, visible);
   float const most = now == -kInfinity ? 0.0f : now;  // (-inf) - (-inf) would be NaN
   float const shrink = expOf(before - most);
   Floats sum{};
-  for (int j = 0; j < last - first; j += kLanes) {
-    Floats const s = load(scores + j);
-    Floats const p = s == -kInfinity ? splat(kHidden) : expOf(s - most);
-    store(scores + j, p);
-    sum += p;
+  for (int j = 0; j < last - first;) {
+    Floats part{};  // of some: equal weights, added one by one, would all be rounded the same way
+    for (int const end = smallerOf(last - first, j + kSummed * kLanes); j < end; j += kLanes) {
+      Floats const s = load(scores + j);
+      Floats const p = s == -kInfinity ? splat(kHidden) : expOf(s - most);
+      store(scores + j, p * weight);
+      part += p;
+    }
+    sum += part;
   }
   partial[0] = now;
   partial[1] = partial[1] * shrink + sumOf(sum);
@@ -242,21 +249,13 @@ FLASH_INLINE void addRow(RowProblem const& problem, Row const& row, float const*
   }
 }
 
-template <class Element>
-FLASH_INLINE void widenQuery(RowProblem const& problem, Row const& row, float* out) {
-  for (int d = 0; d < problem.head_dim; d += kLanes) {
-    Element const* const from = static_cast<Element const*>(row.query) + d;
-    int const left = problem.head_dim - d;
-    store(out + d, (left >= kLanes ? load(from) : loadSome(from, left)) * problem.scale);
-  }
-}
-
+// `weight`: a power of two that is in the partial outputs.
 template <class Element>
 void runSlice(RowProblem const& problem, Row const* rows, int32_t count, int32_t first, int32_t last,
-              float* partials, float* scratch) {
+              float weight, float* partials, float* scratch) {
   float* const scores = scratch;
   float* const queries = scratch + kScores;
-  int64_t const query_size = roundUp(problem.head_dim, 16), size = partialSize(problem);
+  int64_t const query_size = querySize(problem), size = partialSize(problem);
   for (int r = 0; r < count; ++r) {
     widenQuery<Element>(problem, rows[r], queries + r * query_size);
     float* const partial = partials + r * size;
@@ -269,57 +268,117 @@ void runSlice(RowProblem const& problem, Row const* rows, int32_t count, int32_t
       int const to = smallerOf(smallerOf(key0 + kSliceKeys, last), rows[r].last);
       if (from >= to) continue;
       float const* const query = queries + r * query_size;
-      addRow<Element>(problem, rows[r], query, from, to, scores, partials + r * size);
+      addRow<Element>(problem, rows[r], query, from, to, weight, scores, partials + r * size);
     }
   }
 }
 
-template <class Element>
-void combineSlices(RowProblem const& problem, Row const& row, float const* partials, int64_t step,
-                   int32_t slices) {
-  float row_max = row.sink;
-  for (int s = 0; s < slices; ++s) row_max = partials[s * step] > row_max ? partials[s * step] : row_max;
+FLASH_INLINE bool isFinite(float x) { return x - x == 0.0f; }
+
+// What a row's partial results come to: row_max of all, and 1 / row_sum.
+struct Total {
+  float row_max, factor;
+};
+
+// Writes the row's lse too.
+FLASH_INLINE Total totalOf(Row const& row, float const* partials, int64_t step, int32_t slices) {
+  float keys_max = -kInfinity, sum = 0.0f;
+  for (int s = 0; s < slices; ++s) keys_max = partials[s * step] > keys_max ? partials[s * step] : keys_max;
+  for (int s = 0; s < slices; ++s) sum += partials[s * step + 1];
+  if (keys_max == -kInfinity && sum == 0.0f) {  // no key: the sink as it is, be it none or no number
+    if (row.lse != nullptr) *row.lse = row.sink;
+    return {0.0f, 0.0f};
+  }
+  float const row_max = keys_max > row.sink ? keys_max : row.sink;
   float const most = row_max == -kInfinity ? 0.0f : row_max;
   float row_sum = expOf(row.sink - most);
   for (int s = 0; s < slices; ++s) row_sum += partials[s * step + 1] * expOf(partials[s * step] - most);
   if (row.lse != nullptr) *row.lse = row_max + __builtin_logf(row_sum);
-  float const factor = row_sum == 0.0f ? 0.0f : 1.0f / row_sum;
+  return {most, 1.0f / row_sum};
+}
+
+// The row's output at `d` from partials that runSlice made with `weight`.
+FLASH_INLINE Floats outputOf(Total total, float const* partials, int64_t step, int32_t slices, int d,
+                             float weight) {
+  Floats sum{};
+  for (int s = 0; s < slices; ++s) {
+    float const* const partial = partials + s * step;
+    sum += load(partial + kPartialOutput + d) * expOf(partial[0] - total.row_max);
+  }
+  Floats const output = sum * total.factor;
+  if (weight == 1.0f) return output;
+  Floats const most = splat(0x1.fffffep127f), whole = output * (1.0f / weight);
+  Floats const rounded = whole > most    ? most
+                         : whole < -most ? -most
+                                         : whole;  // a mean is no more than its values
+  return magnitudeOf(output) < kInfinity ? rounded : output;
+}
+
+// Writes the row's output; with another weight than 1 only where what is written is no finite number. Returns
+// whether some is none though the weights are.
+template <class Element>
+FLASH_INLINE bool combineSlices(RowProblem const& problem, Row const& row, float const* partials,
+                                int64_t step, int32_t slices, float weight) {
+  Total const total = totalOf(row, partials, step, slices);
+  Floats finite{};
   for (int d = 0; d < problem.v_head_dim; d += kLanes) {
-    Floats sum{};
-    for (int s = 0; s < slices; ++s) {
-      float const* const partial = partials + s * step;
-      sum += load(partial + kPartialOutput + d) * expOf(partial[0] - most);
-    }
+    Floats output = outputOf(total, partials, step, slices, d, weight);
+    finite += output * 0.0f;
     Element* const to = static_cast<Element*>(row.output) + d;
     int const left = problem.v_head_dim - d;
+    if (weight != 1.0f) {
+      Floats const written = left >= kLanes ? load(to) : loadSome(to, left);
+      output = magnitudeOf(written) < kInfinity ? written : output;
+    }
     if (left >= kLanes) {
-      store(to, sum * factor);
+      store(to, output);
     } else {
-      storeSome(to, sum * factor, left);
+      storeSome(to, output, left);
     }
   }
+  return isFinite(total.factor) && !isFinite(sumOf(finite));
+}
+
+// Finishes a row. Where its sums pass what fp32 holds although the mean that they lead to need not, it is
+// computed once more with weights that cannot: `scratch` has combineScratch() floats.
+template <class Element>
+void finishRow(RowProblem const& problem, Row const& row, float const* partials, int64_t step, int32_t slices,
+               float* scratch) {
+  if (!combineSlices<Element>(problem, row, partials, step, slices, 1.0f)) return;
+  float* const partial = scratch + sliceScratch(problem, 1);
+  runSlice<Element>(problem, &row, 1, row.first, row.last, kLight, partial, scratch);
+  combineSlices<Element>(problem, row, partial, 0, 1, kLight);
+}
+
+// A row by itself, from its own keys alone.
+template <class Element>
+void attendAlone(RowProblem const& problem, Row const& row, float* scratch) {
+  float* const partial = scratch + sliceScratch(problem, 1);
+  runSlice<Element>(problem, &row, 1, row.first, row.last, 1.0f, partial, scratch);
+  finishRow<Element>(problem, row, partial, 0, 1, scratch);
 }
 
 void slice(RowProblem const& problem, Row const* rows, int32_t count, int32_t first, int32_t last,
            float* partials, float* scratch) {
   switch (problem.dtype) {
     case kFlashFloat32:
-      return runSlice<float>(problem, rows, count, first, last, partials, scratch);
+      return runSlice<float>(problem, rows, count, first, last, 1.0f, partials, scratch);
     case kFlashFloat16:
-      return runSlice<Half>(problem, rows, count, first, last, partials, scratch);
+      return runSlice<Half>(problem, rows, count, first, last, 1.0f, partials, scratch);
     default:
-      return runSlice<BFloat>(problem, rows, count, first, last, partials, scratch);
+      return runSlice<BFloat>(problem, rows, count, first, last, 1.0f, partials, scratch);
   }
 }
 
-void combine(RowProblem const& problem, Row const& row, float const* partials, int64_t step, int32_t slices) {
+void combine(RowProblem const& problem, Row const& row, float const* partials, int64_t step, int32_t slices,
+             float* scratch) {
   switch (problem.dtype) {
     case kFlashFloat32:
-      return combineSlices<float>(problem, row, partials, step, slices);
+      return finishRow<float>(problem, row, partials, step, slices, scratch);
     case kFlashFloat16:
-      return combineSlices<Half>(problem, row, partials, step, slices);
+      return finishRow<Half>(problem, row, partials, step, slices, scratch);
     default:
-      return combineSlices<BFloat>(problem, row, partials, step, slices);
+      return finishRow<BFloat>(problem, row, partials, step, slices, scratch);
   }
 }
 

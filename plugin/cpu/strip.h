@@ -33,7 +33,7 @@ struct Strip {
   int full_first;   // keys that every row sees: full_first <= j < full_last
   int full_last;
   bool untouched;               // `output` holds nothing yet
-  bool hides;                   // it was used with keys that some row does not see
+  Ints alone[kMaxVectors];      // by lane: rows that this strip does not serve
   bool shared_bias;             // all rows have the same
   float* query;                 // [D][width], scaled
   float* output;                // [Dv][width], unnormalised
@@ -170,14 +170,19 @@ FLASH_INLINE void exponentiate(Strip& strip, float const* row_max, int keys, flo
     store(shrink + v * kLanes, expOf(before - most[v]));
     sum[v] = Floats{};
   }
-  for (int j = 0; j < keys; ++j) {
+  for (int j = 0; j < keys;) {
+    Floats part[kVectors] = {};
+    for (int const end = smallerOf(keys, j + kSummed); j < end; ++j) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      float* const place = scores + j * kWidth + v * kLanes;
-      Floats const p = expOf(load(place) - most[v]);
-      store(place, p);
-      sum[v] += p;
+      for (int v = 0; v < kVectors; ++v) {
+        float* const place = scores + j * kWidth + v * kLanes;
+        Floats const p = expOf(load(place) - most[v]);
+        store(place, p);
+        part[v] += p;
+      }
     }
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) sum[v] += part[v];
   }
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {

@@ -22,8 +22,7 @@ struct Scratch {
   float* values;   // [kTileKeys][Dv]
   float* scores;   // [kTileKeys][width]
   float* bias;     // [kTileKeys][width]
-  float* slice;    // of one row alone
-  float* partial;
+  float* alone;    // of one row alone
 };
 
 FLASH_INLINE int64_t cutScratch(RowProblem const& problem, float* start, Scratch& scratch) {
@@ -40,8 +39,7 @@ FLASH_INLINE int64_t cutScratch(RowProblem const& problem, float* start, Scratch
   take(scratch.values, int64_t{kTileKeys} * problem.v_head_dim);
   take(scratch.scores, kTileKeys * kStripRows);
   take(scratch.bias, kTileKeys * kStripRows);
-  take(scratch.slice, sliceScratch(problem, 1));
-  take(scratch.partial, partialSize(problem));
+  take(scratch.alone, combineScratch(problem));
   return used;
 }
 
@@ -94,7 +92,7 @@ template <class Element>
 FLASH_INLINE void beginStrip(RowProblem const& problem, Strip& strip) {
   int const width = strip.vectors * kLanes;
   limitKeys(strip);
-  strip.untouched = true, strip.hides = false;
+  strip.untouched = true;
   for (int i = 0; i < width; ++i) {
     float const sink = i < strip.count ? strip.rows[i].sink : -kInfinity;
     strip.row_max[i] = sink;
@@ -104,17 +102,18 @@ FLASH_INLINE void beginStrip(RowProblem const& problem, Strip& strip) {
     Row const* const rows = strip.rows + v * kLanes;
     transposeRows<Element>([rows](int i) { return rows[i].query; }, strip.count - v * kLanes,
                            problem.head_dim, problem.scale, strip.query + v * kLanes, width);
+    Floats most{};
+    for (int d = 0; d < problem.head_dim; ++d) {
+      most = larger(magnitudeOf(load(strip.query + d * int64_t{width} + v * kLanes)), most);
+    }
+    Floats const sinks = load(strip.row_max + v * kLanes);
+    strip.alone[v] = isFarScaled(most, problem.scale) | ~Ints(sinks < kInfinity);
   }
 }
 
-// For a row whose output is no finite number. In a tile, a key that the row does not see takes part as 0
-// times its value, which is NaN where the value is no finite number. A slice has the row's own keys alone.
-template <class Element>
-void attendAlone(RowProblem const& problem, Row const& row, Scratch const& scratch) {
-  runSlice<Element>(problem, &row, 1, row.first, row.last, scratch.partial, scratch.slice);
-  combineSlices<Element>(problem, row, scratch.partial, 0, 1);
-}
-
+// A row is attended alone where a tile does not serve it: its scale is not to be in its query, its sink is no
+// number, or its output is no finite one. Then a key that it does not see may have taken part as 0 times a
+// value that is NaN or infinite, or finite values have passed what fp32 holds before the sum was divided.
 template <class Element>
 FLASH_INLINE void finishStrip(RowProblem const& problem, Strip& strip, Scratch const& scratch) {
   int const width = strip.vectors * kLanes;
@@ -147,8 +146,8 @@ FLASH_INLINE void finishStrip(RowProblem const& problem, Strip& strip, Scratch c
         storeSome(static_cast<Element*>(rows[i].output) + d, splat(float{column[i]}), 1);
       }
     }
-    for (int i = 0; strip.hides && i < count; ++i) {
-      if (finite[i] != 0.0f) attendAlone<Element>(problem, rows[i], scratch);
+    for (int i = 0; i < count; ++i) {
+      if (strip.alone[v][i] != 0 || finite[i] != 0.0f) attendAlone<Element>(problem, rows[i], scratch.alone);
     }
   }
 }
@@ -240,7 +239,6 @@ void stripTile(RowProblem const& problem, Strip& strip, int first, int last, Flo
   exponentiate<kVectors>(strip, row_max, keys, scratch.scores, shrink);
   accumulate<kVectors>(strip, value.start, value.stride, v_head_dim, keys, scratch.scores, shrink);
   strip.untouched = false;
-  strip.hides |= masked || biased;
 }
 
 // The same for any width; kDim counts for the widest.

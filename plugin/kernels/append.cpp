@@ -24,7 +24,7 @@ std::vector<std::string> whyUnsupported(FlashAppendArgs const& a) {
   why.inRange("head_dim", a.head_dim, 1, kMaxHeadDim);
   why.inRange("v_head_dim", a.v_head_dim, 1, kMaxHeadDim);
   why.inRange("seqlen_new", a.seqlen_new, 0, kMaxSeqlen);
-  why.inRange("capacity", a.capacity, 0, kMaxSeqlen);
+  why.inRange("capacity", a.capacity, 0, kMaxKeys);
   why.inRange("kv_lengths_stride", a.kv_lengths_stride, 0, 1);
   why.inRange("reserved", a.reserved, 0, 0);
   why.unless(a.lengths_after == nullptr || a.lengths_after != a.kv_lengths, [] {

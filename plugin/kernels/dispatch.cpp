@@ -68,7 +68,7 @@ std::vector<std::string> whyUnsupported(FlashAttentionArgs const& a) {
   why.inRange("head_dim", a.head_dim, 1, kMaxHeadDim);
   why.inRange("v_head_dim", a.v_head_dim, 1, kMaxHeadDim);
   why.inRange("seqlen_q", a.seqlen_q, 0, kMaxSeqlen);
-  why.inRange("seqlen_kv", a.seqlen_kv, 0, kMaxSeqlen);
+  why.inRange("seqlen_kv", a.seqlen_kv, 0, kMaxKeys);
   why.unless(std::isfinite(a.scale),
              [&] { return "scale is " + number(a.scale) + "; the kernels take finite numbers."; });
   why.unless(std::isfinite(a.softcap) && a.softcap >= 0.0f, [&] {
@@ -230,7 +230,7 @@ int32_t flashAttentionWhyUnsupported(FlashAttentionArgs const* args, char* text,
 // tiles of keys, of as many rows as a split may have. The sizes may be any numbers.
 size_t flashAttentionWorkspace(FlashAttentionArgs const* args) {
   FlashAttentionArgs const& a = *args;
-  int64_t const keys = std::min<int64_t>(a.seqlen_kv, kMaxSeqlen);
+  int64_t const keys = std::min<int64_t>(a.seqlen_kv, kMaxKeys);
   int64_t const splits = std::min<int64_t>(kMaxSplits, ceilDiv(keys, kSmallestTileKv));
   int64_t const queries = std::min<int64_t>(a.seqlen_q, kMaxSplitRows);
   if (splits <= 1 || std::min({a.batch, a.q_num_heads, a.v_head_dim}) <= 0 || queries <= 0) return 0;

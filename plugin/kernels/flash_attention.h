@@ -13,7 +13,8 @@
 // Limits, beyond which a problem is refused with the number that passes one:
 //   head_dim, v_head_dim                         1 ... 256, each for itself
 //   q_num_heads, kv_num_heads                    1 ... 65535; q_num_heads is a multiple of kv_num_heads
-//   seqlen_q, seqlen_kv, seqlen_new, capacity    0 ... 2^28
+//   seqlen_q, seqlen_new                         0 ... 2^28
+//   seqlen_kv, capacity                          0 ... 2^24: a sum in fp32 counts no further
 //   total_q, total_kv, total_new, page_count     0 ... 2^31 - 1; page_count 1 at least where there are keys
 //   scale                                        finite
 //   softcap                                      0 or positive, finite

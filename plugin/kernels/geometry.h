@@ -20,6 +20,8 @@ constexpr int kWarpSize = 32;
 constexpr int kChunkBytes = 16;
 // Longest sequence: rows, keys, and their sums and differences with kUnlimited stay inside an int32.
 constexpr int64_t kMaxSeqlen = int64_t{1} << 28;
+// Most keys of a row: a sum of equal weights in fp32 counts no further.
+constexpr int64_t kMaxKeys = int64_t{1} << 24;
 constexpr int kUnlimited = 1 << 30;
 // Shared memory that one block may have on every architecture from sm_80 on (sm_86, sm_89 and sm_120 are the
 // smallest).

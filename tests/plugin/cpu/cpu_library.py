@@ -46,9 +46,13 @@ class CpuLibrary:
     def run(self, case: Case, given: Tensors, kernels: str, way: str, threads: int) -> tuple[NDArray, NDArray | None]:
         """Heads-first output, and lse where the operator has one."""
         problem = emulated_library.Problem(case, given)
+        self.attend(problem, kernels, way, threads)
+        return heads_first(problem.output, case.layout, case.heads_q), problem.lse
+
+    def attend(self, problem: emulated_library.Problem, kernels: str, way: str, threads: int) -> None:
+        """Writes the problem's output and lse."""
         if self._library.cpuAttention(ctypes.byref(problem.arguments), kernels.encode(), WAYS[way], threads):
             raise MemoryError
-        return heads_first(problem.output, case.layout, case.heads_q), problem.lse
 
     def run_cache(self, given: CacheTensors, kernels: str, way: str, threads: int) -> dict[str, NDArray]:
         """A cache form's outputs by name; the caches of ``given`` are written in place."""

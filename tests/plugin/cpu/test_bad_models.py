@@ -137,6 +137,10 @@ OVERFLOWS: dict[str, tuple[Callable[[], dict[str, OrtValue]], str]] = {
         lambda: {"query": shaped(0, 3, 128), "key": shaped(0, 2**31 + 7, 128), "value": shaped(0, 2**31 + 7, 128)},
         "seqlen_kv is 2147483655",
     ),
+    "keys_past_what_a_sum_counts": (
+        lambda: {"query": shaped(0, 3, 128), "key": shaped(0, 2**24 + 1, 128), "value": shaped(0, 2**24 + 1, 128)},
+        "seqlen_kv is 16777217",
+    ),
     "product_past_64_bits": (
         lambda: {"query": shaped(0, 2**40, 2**30), "key": shaped(0, 5, 2**30), "value": shaped(0, 5, 2**30)},
         r"tensor query.*shape \[0, 1099511627776, 1073741824\].*fits 63 bits",

@@ -261,7 +261,7 @@ void noteSlice(flash_export::cpu::RowProblem const& problem, flash_export::cpu::
 }
 
 void noCombine(flash_export::cpu::RowProblem const&, flash_export::cpu::Row const&, float const*, int64_t,
-               int32_t) {}
+               int32_t, float*) {}
 
 // "" or what is wrong: the tasks of long batch entries must come first.
 std::string runUnequalLengths(Kernels kernels) {

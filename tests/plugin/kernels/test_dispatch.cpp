@@ -16,7 +16,7 @@
 
 using namespace kernel_tests;
 using flash_export::kernels::Features;
-using flash_export::kernels::kMaxSeqlen;
+using flash_export::kernels::kMaxKeys;
 using flash_export::kernels::kMaxSplitBlocks;
 using flash_export::kernels::kMaxSplitRows;
 using flash_export::kernels::kVariants;
@@ -83,7 +83,7 @@ TEST(bad_arguments_are_refused_with_their_numbers) {
   expectRefused([](auto& a) { a.head_dim = 0; }, "head_dim is 0");
   expectRefused([](auto& a) { a.v_head_dim = 300; }, "v_head_dim is 300");
   expectRefused([](auto& a) { a.seqlen_q = -4; }, "seqlen_q is -4");
-  expectRefused([](auto& a) { a.seqlen_kv = kMaxSeqlen + 1; }, "seqlen_kv is 268435457");
+  expectRefused([](auto& a) { a.seqlen_kv = kMaxKeys + 1; }, "seqlen_kv is 16777217");
   expectRefused([](auto& a) { a.scale = std::nanf(""); }, "scale is nan");
   expectRefused([](auto& a) { a.scale = std::numeric_limits<float>::infinity(); }, "scale is inf");
   expectRefused([](auto& a) { a.softcap = -1.0f; }, "softcap is -1");

@@ -17,6 +17,7 @@ using namespace kernel_tests;
 namespace {
 
 constexpr int64_t kLongest = int64_t{1} << 28;
+constexpr int64_t kMostKeys = int64_t{1} << 24;
 constexpr int64_t kMostTotal = INT32_MAX;
 int32_t const kNumbers[4] = {0, 0, 0, 0};
 
@@ -97,7 +98,7 @@ TEST(every_limit_of_an_attention_is_where_the_header_says) {
   expectEdge(grouped, field(&Args::kv_num_heads), 65535, 65536, "kv_num_heads is 65536");
   expectEdge(grouped, field(&Args::kv_num_heads), 3, 2, "65535 is no multiple of kv_num_heads 2");
   expectEdge(good, field(&Args::seqlen_q), kLongest, kLongest + 1, "seqlen_q is 268435457");
-  expectEdge(good, field(&Args::seqlen_kv), kLongest, kLongest + 1, "seqlen_kv is 268435457");
+  expectEdge(good, field(&Args::seqlen_kv), kMostKeys, kMostKeys + 1, "seqlen_kv is 16777217");
   expectEdge(good, field(&Args::batch), (INT64_C(1) << 29) - 1, INT64_C(1) << 29, "make 2147483648 blocks");
   expectEdge(packed, field(&Args::total_q), kMostTotal, kMostTotal + 1, "total_q is 2147483648");
   expectEdge(packed, field(&Args::total_kv), kMostTotal, kMostTotal + 1, "total_kv is 2147483648");
@@ -124,7 +125,7 @@ TEST(every_limit_of_an_append_is_where_the_header_says) {
   expectEdge(good, field(&Args::v_head_dim), 1, 0, "v_head_dim is 0");
   expectEdge(good, field(&Args::kv_num_heads), 65535, 65536, "kv_num_heads is 65536");
   expectEdge(good, field(&Args::seqlen_new), kLongest, kLongest + 1, "seqlen_new is 268435457");
-  expectEdge(good, field(&Args::capacity), kLongest, kLongest + 1, "capacity is 268435457");
+  expectEdge(good, field(&Args::capacity), kMostKeys, kMostKeys + 1, "capacity is 16777217");
   expectEdge(packed, field(&Args::total_new), kMostTotal, kMostTotal + 1, "total_new is 2147483648");
   expectEdge(paged, field(&Args::page_count), INT32_MAX, -1, "page_count is -1");
   Args many = good;

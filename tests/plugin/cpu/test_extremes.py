@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers near the ends of fp32, sinks that are none, and long sums of equal weights: each answer against float64, in
+tiles and in slices alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from contract import reference, tensors, tolerance
+from contract.cases import Case
+from contract.tensors import Tensors
+from contract.tolerance import why_rejected
+from numpy.typing import NDArray
+
+from plugin.cpu.cpu_library import KERNELS, WAYS, CpuLibrary
+
+LARGEST = float(np.finfo(np.float32).max)
+BOTH = ("tiles", "slices")
+
+
+@pytest.fixture(params=KERNELS)
+def kernels(request: pytest.FixtureRequest, native_build: Path) -> tuple[CpuLibrary, str]:
+    library = CpuLibrary(native_build / "lib" / "libcpu_door.so")
+    if reason := library.why_not(request.param):
+        pytest.skip(reason)
+    return library, request.param
+
+
+def exact(case: Case, given: Tensors) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    with np.errstate(all="ignore"):
+        return reference.attention(given.query, given.key, given.value, **tensors.formula_arguments(case, given))  # type: ignore[arg-type]
+
+
+def scaled(given: Tensors, query: float = 1.0, key: float = 1.0, value: float = 1.0) -> Tensors:
+    """The same numbers times these, in their dtype."""
+
+    def times(x: NDArray, factor: float) -> NDArray:
+        return (x.astype(np.float64) * factor).astype(x.dtype)
+
+    return dataclasses.replace(
+        given, query=times(given.query, query), key=times(given.key, key), value=times(given.value, value)
+    )
+
+
+# Products of a modest size, by factors that have no room beside one another in fp32.
+FAR = {
+    "large_scale_of_small_queries": (1e30, 1e-30, 1.0),
+    "small_scale_of_large_queries": (1e-30, 1e30, 1.0),
+    "scaled_queries_overflow": (1e30, 1e9, 1e-39),
+    "scaled_queries_underflow": (1e-30, 1e-7, 1e37),
+    "scaled_queries_are_0": (1e-30, 1e-20, 1e37),
+    "negative": (-1e30, 1e9, 1e-39),
+    "both_small": (1e30, 1e-15, 1e-15),
+    "both_large": (1e-30, 1e15, 1e15),
+    "smallest_queries": (1.0, 1e-38, 1e37),
+    "largest_queries": (1.0, 1e37, 1e-37),
+    "smallest_scale": (1e-44, 1e30, 1e14),
+}
+
+
+@pytest.mark.parametrize("way", BOTH)
+@pytest.mark.parametrize("name", FAR)
+def test_a_scale_far_from_1_costs_no_digits(kernels: tuple[CpuLibrary, str], name: str, way: str) -> None:
+    library, target = kernels
+    scale, query, key = FAR[name]
+    plain = Case(name="far_scales", head_dim=19, layout=1, scale=1.0)
+    case = dataclasses.replace(plain, scale=scale)
+    given = scaled(tensors.make(plain), query=query, key=key)
+    wanted, _ = exact(case, given)
+    got, _ = library.run(case, given, target, way, threads=1)
+    assert np.abs(wanted).max() > 0.1
+    np.testing.assert_allclose(got, wanted, atol=4e-6)
+
+
+@pytest.mark.parametrize("way", BOTH)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("mask", [{}, {"causal": 1}, {"kv_lengths": (0, 31)}, {"softcap": 2.0}], ids=str)
+def test_values_near_the_largest_have_a_finite_mean(
+    kernels: tuple[CpuLibrary, str], dtype: str, mask: dict[str, int], way: str
+) -> None:
+    """Their sum has not: 53 of them, before it is divided by the weights' sum."""
+    library, target = kernels
+    operator = "FlashAttentionEx" if "kv_lengths" in mask else "FlashAttention"
+    case = Case(name="large_values", operator=operator, dtype=dtype, head_dim=19, layout=1, score_std=0.5, **mask)  # type: ignore[arg-type]
+    made = tensors.make(case)
+    largest = float(np.abs(made.value.astype(np.float64)).max())
+    given = scaled(made, value=0.999 * LARGEST / largest)
+    given = dataclasses.replace(given, value=np.abs(given.value))
+    wanted, _ = exact(case, given)
+    got, _ = library.run(case, given, target, way, threads=1)
+    step = {"fp32": 3e-6, "bf16": 2.0**-8}[dtype]
+    np.testing.assert_allclose(got.astype(np.float64) / LARGEST, wanted / LARGEST, atol=step)
+
+
+@pytest.mark.parametrize("way", BOTH)
+def test_a_mean_of_the_largest_number_is_that_number(kernels: tuple[CpuLibrary, str], way: str) -> None:
+    library, target = kernels
+    case = Case(name="largest_values", head_dim=19, layout=1)
+    made = tensors.make(case)
+    given = dataclasses.replace(made, value=np.full_like(made.value, -LARGEST))
+    got, _ = library.run(case, given, target, way, threads=1)
+    np.testing.assert_allclose(got.astype(np.float64) / LARGEST, -1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("way", BOTH)
+@pytest.mark.parametrize("sink", [np.inf, np.nan])
+def test_a_sink_that_is_no_number_leaves_rows_without_a_key_at_0(
+    kernels: tuple[CpuLibrary, str], sink: float, way: str
+) -> None:
+    library, target = kernels
+    case = Case(
+        name="odd_sinks", operator="FlashAttentionEx", bias_shape=(2, 2, 37, 53), bias_kind="hidden_rows",
+        kv_lengths=(0, 40), sinks=2, layout=1, causal=1, diagonal=1,
+    )  # fmt: skip
+    made = tensors.make(case)
+    assert made.sinks is not None
+    given = dataclasses.replace(made, sinks=np.array([sink, made.sinks[1]], np.float32))
+    output, lse = library.run(case, given, target, way, threads=1)
+    plain, plain_lse = library.run(case, made, target, way, threads=1)
+    assert lse is not None
+    assert plain_lse is not None
+    keyless = np.isclose(plain_lse[:, 0], made.sinks[0]) & (plain[:, 0] == 0).all(-1)
+    assert keyless[0].all()
+    assert 0 < keyless[1].sum() < keyless[1].size
+    np.testing.assert_array_equal(output[:, 0][keyless], 0)
+    np.testing.assert_array_equal(lse[:, 0][keyless], np.float32(sink))
+    assert np.isnan(output[:, 0][~keyless]).all()
+    assert np.isnan(lse[:, 0][~keyless]).all()
+    assert output[:, 1].tobytes() == plain[:, 1].tobytes()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("keys", [96, 512, 2048])
+def test_the_sum_of_equal_weights_keeps_its_digits(kernels: tuple[CpuLibrary, str], keys: int, way: str) -> None:
+    """Beside a sink the weights of equal scores are no powers of two: added one by one, all are rounded alike."""
+    library, target = kernels
+    case = Case(
+        name="flat_scores", operator="FlashAttentionEx", batch=1, heads_q=1, heads_kv=1, seqlen_q=24, seqlen_kv=keys,
+        head_dim=64, layout=1, sinks=1,
+    )  # fmt: skip
+    made = tensors.make(case)
+    for sink in np.arange(0.1, 8, 0.8):
+        given = dataclasses.replace(made, query=np.zeros_like(made.query), sinks=np.array([sink], np.float32))
+        wanted, _ = exact(case, given)
+        base = tolerance.unfused(given.query, given.key, given.value, **tensors.formula_arguments(case, given))  # type: ignore[arg-type]
+        output, _ = library.run(case, given, target, way, threads=1)
+        assert why_rejected(output, wanted, base) == [], f"sink {sink}"
+
+
+MANY_HEADS = """
+import sys
+sys.path[:0] = sys.argv[2].split(":")
+import numpy as np
+from pathlib import Path
+from contract import emulated_library
+from contract.cases import Case
+from contract.tensors import Tensors
+from plugin.cpu.cpu_library import CpuLibrary
+
+def kilobytes(what):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(what))
+
+case = Case(name="many", batch=5000, heads_q=8, heads_kv=8, seqlen_q=4, seqlen_kv=4, head_dim=64, dtype="fp16")
+ones = np.ones((5000, 8, 4, 64), np.float16)
+library, given = CpuLibrary(Path(sys.argv[1])), Tensors(ones, ones, ones, None, None, None)
+problem = emulated_library.Problem(case, given)
+problem.output[...] = 0
+library.attend(problem, "plain", "slices", 2)
+assert (problem.output == 1).all()
+open("/proc/self/clear_refs", "w").write("5")
+before = kilobytes("VmRSS")
+library.attend(problem, "plain", "slices", 2)
+print(kilobytes("VmHWM") - before)
+"""
+
+
+def test_heads_of_one_slice_keep_nothing_beyond_their_task(native_build: Path) -> None:
+    """40,000 heads of four rows: the partial results of all at once were 51 MB."""
+    library = native_build / "lib" / "libcpu_door.so"
+    command = [sys.executable, "-c", MANY_HEADS, str(library), ":".join(filter(None, sys.path))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 8_000, "kB"
