@@ -34,8 +34,8 @@ class Case:
         sinks: 0 none, 1 one for all heads, 2 one a head.
         sink_mean: what the random sinks lie around; far off, a maximum without them overflows.
         nan_past_length: key and value are NaN from the length on.
-        odd_at: one element of this tensor, at ODD_POSITION of its sequence, is no finite number; it must show in what
-            it takes part in, and nowhere else.
+        odd_at: one element of this tensor, or of both, at ODD_POSITION of its sequence, is no finite number; it must
+            show in what it takes part in, and nowhere else.
         odd_number: which number.
         nan_where_unread: the neutral constants of inputs that are off hold NaN; nobody may read them.
     """
@@ -65,7 +65,7 @@ class Case:
     sink_mean: float = 0.0
     score_std: float = 2.5
     nan_past_length: bool = False
-    odd_at: Literal["", "query", "key", "value"] = ""
+    odd_at: Literal["", "query", "key", "value", "key_and_value"] = ""
     odd_number: float = math.nan
     nan_where_unread: bool = False
 
@@ -216,6 +216,25 @@ ODD_VALUE_ROWS = [
         kv_lengths=(200, 7),
         nan_past_length=True,
     ),
+    ex(
+        "nan_value_padded_decode_v_narrow",
+        odd_at="value",
+        bias_shape=(2, 1, 1, 53),
+        bias_kind="hidden_key",
+        heads_q=8,
+        heads_kv=8,
+        seqlen_q=1,
+        v_head_dim=3,
+    ),
+    ex(
+        "infinite_value_behind_an_infinite_score_decode",
+        odd_at="key_and_value",
+        odd_number=math.inf,
+        bias_shape=(2, 4, 1, 53),
+        heads_q=4,
+        heads_kv=1,
+        seqlen_q=1,
+    ),
     ex("nan_key_padded", odd_at="key", bias_shape=(2, 1, 1, 53), bias_kind="hidden_key"),
     ex("infinite_key_padded", odd_at="key", odd_number=math.inf, bias_shape=(2, 1, 1, 53), bias_kind="hidden_key"),
     plain("infinite_key_window", odd_at="key", odd_number=math.inf, window_left=1, dtype="fp16"),
@@ -304,6 +323,7 @@ SINK_ROWS = [
 LSE_ROWS = [
     ex("lse_alone", dtype="fp16", causal=1),
     ex("lse_of_keyless_rows", dtype="fp16", causal=1, diagonal=1, seqlen_q=71, seqlen_kv=19),
+    ex("lse_of_many_rows", seqlen_q=150, causal=1, heads_q=4, layout=1),
     ex("lse_of_huge_scores", score_std=300.0, head_dim=64, heads_q=1, heads_kv=1),
     ex("lse_without_keys", seqlen_kv=0),
     ex("lse_without_queries", seqlen_q=0),

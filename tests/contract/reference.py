@@ -60,7 +60,8 @@ def add_odd_values(output: NDArray, probs: NDArray, value: NDArray, visible: NDA
     visible = np.broadcast_to(visible, probs.shape)
     for b, h, j, d in np.argwhere(~np.isfinite(value)):
         seen = visible[b, h, :, j]
-        output[b, h, seen, d] += probs[b, h, seen, j] * value[b, h, j, d]
+        with np.errstate(invalid="ignore"):  # 0 times an infinity
+            output[b, h, seen, d] += probs[b, h, seen, j] * value[b, h, j, d]
 
 
 def attention(

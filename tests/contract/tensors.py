@@ -50,7 +50,8 @@ def make(case: Case) -> Tensors:
         past = reference.lengths_of_keys(lengths, case.batch, case.seqlen_kv)[:, None, None, None]
         key, value = (np.where(np.arange(case.seqlen_kv)[:, None] >= past, np.nan, x) for x in (key, value))
     if case.odd_at:
-        {"query": query, "key": key, "value": value}[case.odd_at][0, -1, ODD_POSITION, 2] = case.odd_number
+        for name in case.odd_at.split("_and_"):
+            {"query": query, "key": key, "value": value}[name][0, -1, ODD_POSITION, 2] = case.odd_number
     sinks = None
     if case.sinks:
         random = rng.standard_normal(case.heads_q if case.sinks == 2 else 1)

@@ -13,7 +13,7 @@ import pytest
 from contract import cache_cases, tensors
 from contract.cases import ODD_POSITION, Case
 from contract.reference import attention
-from contract.tolerance import DTYPES, why_rejected
+from contract.tolerance import DTYPES, why_lse_rejected, why_rejected
 
 from plugin.cpu import random_problems
 from plugin.cpu.cpu_library import KERNELS, WAYS, CpuLibrary
@@ -47,6 +47,8 @@ def test_random_problems_are_right(kernels: tuple[CpuLibrary, str]) -> None:
         got, base = output.astype(np.float64), problem.base.astype(np.float64)
         if not (same_odd(got, problem.output) and same_odd(lse.astype(np.float64), problem.lse)):
             wrong[seed] = f"NaN or an infinity is in another place: {way}, {problem.case}"
+        if reasons := why_lse_rejected(lse, problem.lse):
+            wrong[seed] = f"{reasons}: {way}, {problem.case}"
         finite = np.isfinite(got) & np.isfinite(problem.output) & np.isfinite(base)
         if finite.any():
             size = np.abs(problem.output[finite]).max() or 1.0  # each problem counts alike
