@@ -35,13 +35,15 @@ struct Combine {
       largest = ops::maximum(largest, ops::loadFloat(p.partial_max + i * rows + number));
     }
     float const against = finiteMaximum(largest);
-    float sum = expPrecise(sink - against);
-    for (int i = 0; i < p.splits; ++i) sum += weightOf(p, i * rows + number, against);
+    // 0 where no key was seen, and where the sink, finite or not, dwarfs them all: such rows end alike.
+    float keys = 0.0f;
+    for (int i = 0; i < p.splits; ++i) keys += weightOf(p, i * rows + number, against);
+    float const sum = keys + expPrecise(sink - against);
 
     Element* const output = static_cast<Element*>(p.output.data) + int64_t(batch) * p.output.batch_stride +
                             int64_t(head) * p.output.head_stride +
                             (int64_t(queries.first) + query) * p.output.row_stride;
-    float const multiplier = sum == 0.0f ? 0.0f : ops::roundedDivide(1.0f, sum);
+    float const multiplier = keys == 0.0f ? 0.0f : ops::roundedDivide(1.0f, sum);
     for (int d = ops::lane(); d < p.v_head_dim; d += kWarpSize) {
       float total = 0.0f;
       for (int i = 0; i < p.splits; ++i) {
@@ -51,7 +53,7 @@ struct Combine {
       ops::storeBits(output + d, bitsOfElement(total * multiplier));
     }
     if (p.lse != nullptr && ops::lane() == 0) {
-      float const lse = sum == 0.0f ? kNegativeInfinity : against + ops::log2Approx(sum) * kLn2;
+      float const lse = keys == 0.0f ? sink : against + ops::log2Approx(sum) * kLn2;
       ops::storeBits(p.lse + lseNumber(p, batch, queries.first, head, query), ops::bitsOf(lse));
     }
   }

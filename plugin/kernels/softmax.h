@@ -109,18 +109,19 @@ struct RowEnd {
   float multiplier, lse;
 };
 
-// `natural_max` and `row_sum` are of the whole row; `sink` joins the sum without a value (-inf: none). A row
-// that saw no key gives 0 and the sink.
+// `natural_max` and `row_sum` are of the whole row; `sink` joins the sum without a value (-inf: none; NaN
+// shows). A row that saw no key gives 0 and the sink, whatever that is.
 template <class Softmax>
 FLASH_DEVICE RowEnd endRow(float natural_max, float row_sum, float sink) {
+  if (row_sum == 0.0f) return {0.0f, sink};
   float shrink = 1.0f;
-  if (sink > kNegativeInfinity) {
+  if (sink != kNegativeInfinity) {
     float const with_sink = ops::maximum(natural_max, sink);
     shrink = Softmax::exp(natural_max - with_sink);
-    row_sum = ops::multiplyAdd(row_sum, shrink, Softmax::exp(sink - with_sink));
+    float const weight = sink == with_sink ? 1.0f : Softmax::exp(sink - with_sink);  // +inf has all of it
+    row_sum = ops::multiplyAdd(row_sum, shrink, weight);
     natural_max = with_sink;
   }
-  if (row_sum == 0.0f) return {0.0f, kNegativeInfinity};
   return {ops::roundedDivide(shrink, row_sum), natural_max + ops::log2Approx(row_sum) * kLn2};
 }
 

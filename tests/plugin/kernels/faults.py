@@ -180,8 +180,8 @@ FAULTS = [
     Fault(
         name="sink_lost_by_a_split",
         file="combine.h",
-        old="float sum = expPrecise(sink - against);",
-        new="float sum = 0.0f;",
+        old="float const sum = keys + expPrecise(sink - against);",
+        new="float const sum = keys;",
         caught_as=r"(max error .* > |lse of row \d+ is)",
         unit="combine",
         cases="sinks 1 no-lse splits",
@@ -207,7 +207,7 @@ FAULTS = [
     Fault(
         name="row_without_keys_in_any_split_is_nan",
         file="combine.h",
-        old="float const multiplier = sum == 0.0f ? 0.0f : ",
+        old="float const multiplier = keys == 0.0f ? 0.0f : ",
         new="float const multiplier = ",
         caught_as=r"output \d+ is -?nan",
         unit="combine",

@@ -14,6 +14,7 @@
 #include "append_cases.h"
 #include "dispatch.h"
 #include "launched.h"
+#include "named_cases.h"
 #include "problem.h"
 
 namespace kernel_tests {
@@ -362,6 +363,7 @@ int runAll(std::string const& words) {
   for (AppendCase const& c : appendCases()) {
     tally.take(c.describe(), [&] { return runAppend(c); });
   }
+  for (NamedCase const& c : sinkCases()) tally.take(c.name, c.run);
   if (words.empty()) {
     tally.take("every kernel was launched", [] {
       std::string const missing = kernelsNotLaunched();

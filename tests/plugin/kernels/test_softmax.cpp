@@ -169,6 +169,19 @@ TEST(an_unchanged_maximum_shrinks_by_exactly_one) {
   }
 }
 
+TEST(a_sink_of_any_kind_is_the_lse_of_a_row_without_keys_and_shows_in_one_with_keys) {
+  for (float sink : {kInfinity, -kInfinity, 3.5f}) {
+    RowEnd const none = endRow<PreciseSoftmax>(-kInfinity, 0.0f, sink);
+    EXPECT(none.multiplier == 0.0f && none.lse == sink, sink << " gives " << none.lse);
+  }
+  RowEnd const none = endRow<FoldedSoftmax>(-kInfinity, 0.0f, kNan);
+  EXPECT(none.multiplier == 0.0f && std::isnan(none.lse), none.multiplier << " " << none.lse);
+  RowEnd const nan = endRow<NaturalSoftmax>(1.0f, 2.0f, kNan);
+  EXPECT(std::isnan(nan.multiplier) && std::isnan(nan.lse), nan.multiplier << " " << nan.lse);
+  RowEnd const all = endRow<PreciseSoftmax>(1.0f, 2.0f, kInfinity);
+  EXPECT(all.multiplier == 0.0f && all.lse == kInfinity, all.multiplier << " " << all.lse);
+}
+
 TEST(nan_is_passed_on) {
   RowEnd const end = endRow<NaturalSoftmax>(0.0f, kNan, -kInfinity);
   EXPECT(std::isnan(end.multiplier) && std::isnan(end.lse));
