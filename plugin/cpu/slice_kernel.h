@@ -339,15 +339,21 @@ FLASH_INLINE bool combineSlices(RowProblem const& problem, Row const& row, float
   return isFinite(total.factor) && !isFinite(sumOf(finite));
 }
 
-// Finishes a row. Where its sums pass what fp32 holds although the mean that they lead to need not, it is
-// computed once more with weights that cannot: `scratch` has combineScratch() floats.
+// Replaces what is no finite number in a row's output, whose weights are finite: values have passed on the
+// way what fp32 holds, or are infinite. `scratch` has combineScratch() floats.
 template <class Element>
-void finishRow(RowProblem const& problem, Row const& row, float const* partials, int64_t step, int32_t slices,
-               float* scratch) {
-  if (!combineSlices<Element>(problem, row, partials, step, slices, 1.0f)) return;
+void attendLightly(RowProblem const& problem, Row const& row, float* scratch) {
   float* const partial = scratch + sliceScratch(problem, 1);
   runSlice<Element>(problem, &row, 1, row.first, row.last, kLight, partial, scratch);
   combineSlices<Element>(problem, row, partial, 0, 1, kLight);
+}
+
+template <class Element>
+void finishRow(RowProblem const& problem, Row const& row, float const* partials, int64_t step, int32_t slices,
+               float* scratch) {
+  if (combineSlices<Element>(problem, row, partials, step, slices, 1.0f)) {
+    attendLightly<Element>(problem, row, scratch);
+  }
 }
 
 // A row by itself, from its own keys alone.

@@ -33,6 +33,7 @@ struct Strip {
   int full_first;   // keys that every row sees: full_first <= j < full_last
   int full_last;
   bool untouched;               // `output` holds nothing yet
+  bool hides;                   // it was used with keys that some row does not see
   Ints alone[kMaxVectors];      // by lane: rows that this strip does not serve
   bool shared_bias;             // all rows have the same
   float* query;                 // [D][width], scaled

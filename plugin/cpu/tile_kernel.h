@@ -92,7 +92,7 @@ template <class Element>
 FLASH_INLINE void beginStrip(RowProblem const& problem, Strip& strip) {
   int const width = strip.vectors * kLanes;
   limitKeys(strip);
-  strip.untouched = true;
+  strip.untouched = true, strip.hides = false;
   for (int i = 0; i < width; ++i) {
     float const sink = i < strip.count ? strip.rows[i].sink : -kInfinity;
     strip.row_max[i] = sink;
@@ -147,7 +147,12 @@ FLASH_INLINE void finishStrip(RowProblem const& problem, Strip& strip, Scratch c
       }
     }
     for (int i = 0; i < count; ++i) {
-      if (strip.alone[v][i] != 0 || finite[i] != 0.0f) attendAlone<Element>(problem, rows[i], scratch.alone);
+      bool const odd = finite[i] != 0.0f;
+      if (strip.alone[v][i] != 0 || (odd && strip.hides)) {
+        attendAlone<Element>(problem, rows[i], scratch.alone);
+      } else if (odd && isFinite(sum[i])) {
+        attendLightly<Element>(problem, rows[i], scratch.alone);
+      }
     }
   }
 }
@@ -239,6 +244,7 @@ void stripTile(RowProblem const& problem, Strip& strip, int first, int last, Flo
   exponentiate<kVectors>(strip, row_max, keys, scratch.scores, shrink);
   accumulate<kVectors>(strip, value.start, value.stride, v_head_dim, keys, scratch.scores, shrink);
   strip.untouched = false;
+  strip.hides |= masked || biased;
 }
 
 // The same for any width; kDim counts for the widest.
