@@ -78,7 +78,8 @@ void readSeparate(Node const& node, PluginTensorDesc const* inputs, FlashAttenti
   if (value.batch != key.batch || value.seqlen != key.seqlen) {
     refuse(node, inputName(node.op, values),
            "batch " + std::to_string(value.batch) + ", sequence " + std::to_string(value.seqlen),
-           "the key's: batch " + std::to_string(key.batch) + ", sequence " + std::to_string(key.seqlen));
+           std::string{"those of "} + inputName(node.op, keys) + ": batch " + std::to_string(key.batch) +
+               ", sequence " + std::to_string(key.seqlen));
   }
   args.batch = narrow(node, "query", "batch", query.batch);
   args.head_dim = narrow(node, "query", "head dim", query.head_dim);

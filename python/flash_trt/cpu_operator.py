@@ -14,11 +14,18 @@ from typing import Any
 import onnxruntime
 
 from flash_export.errors import MissingHere, UsageError
-from flash_trt import native, onnx_file
+from flash_trt import native, node_faults, onnx_file
 from flash_trt.ort_errors import cannot_load
 
 LIBRARY = "libflash_attention_cpu.so"
 VARIABLE = "FLASH_TRT_CPU_OPERATOR"
+
+_RANGES: dict[str, tuple[int, float]] = {
+    "intra_op_num_threads": (0, float("inf")),
+    "inter_op_num_threads": (0, float("inf")),
+    "log_severity_level": (-1, 4),
+}
+"""Options whose values ONNX Runtime does not look at, or only when the model is loaded: (smallest, largest)."""
 
 
 def cpu_operator_path() -> str:
@@ -51,14 +58,17 @@ def session(path: str | Path, **options: Any) -> onnxruntime.InferenceSession:
 
     Raises:
         UsageError: an option that ONNX Runtime does not have, or not with this value; no path; or a model that
-            ``onnx_file.read`` refuses: no such file, a FlashAttention node with an attribute that the operator does not
-            have.
+            ``onnx_file.read`` refuses: no such file, a FlashAttention node whose attributes are not the operator's.
         UnsafeInput, UnsupportedModel: as ``onnx_file.read``, a newer version of the operator among them;
-            UnsupportedModel too where ONNX Runtime does not load the model, or the operator refuses an attribute.
+            UnsupportedModel too where ONNX Runtime does not load the model, or the operator refuses an attribute's
+            value or a tensor's type.
         MissingHere: the library is not found or does not load.
     """
     model = onnx_file.path_of(path)
-    onnx_file.read(model)  # ONNX Runtime passes over unknown attributes and newer versions
+    try:
+        onnx_file.read(model)  # ONNX Runtime passes over unknown attributes and newer versions
+    except UsageError as error:
+        raise node_faults.attribute_fault(model) or error from error
     settings = onnx_settings()
     for name, value in options.items():
         if not isinstance(getattr(onnxruntime.SessionOptions, name, None), property):
@@ -74,20 +84,29 @@ def session(path: str | Path, **options: Any) -> onnxruntime.InferenceSession:
     try:
         return onnxruntime.InferenceSession(str(model), settings, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's errors share no other base
-        raise cannot_load(model, error) from error
+        raise node_faults.dtype_fault(model) or cannot_load(model, error) from error
 
 
 def _set(settings: onnxruntime.SessionOptions, name: str, value: object) -> None:
+    default = getattr(settings, name)
     try:
         setattr(settings, name, value)
     except Exception as error:  # of another type, or outside its range
-        raise UsageError(
-            "ONNX Runtime does not take this value of an option",
-            where=f"option {name}",
-            got=f"{name}={value!r}"[:200],
-            need=f"a value like its default, {getattr(settings, name)!r}",
-            do="look the option up in onnxruntime.SessionOptions",
-        ) from error
+        raise _bad_value(name, value, f"a value like its default, {default!r}") from error
+    if name in _RANGES:
+        least, most = _RANGES[name]
+        if not least <= getattr(settings, name) <= most:
+            raise _bad_value(name, value, f"{least} or more" if most == float("inf") else f"{least} to {most}")
+
+
+def _bad_value(name: str, value: object, need: str) -> UsageError:
+    return UsageError(
+        "ONNX Runtime does not take this value of an option",
+        where=f"option {name}",
+        got=f"{name}={value!r}"[:200],
+        need=need,
+        do="look the option up in onnxruntime.SessionOptions",
+    )
 
 
 def onnx_settings() -> onnxruntime.SessionOptions:

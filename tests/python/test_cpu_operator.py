@@ -10,6 +10,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from contract import tensors
+from contract.cases import Case
+from contract.node_model import model_of_case
 from python import attention_models
 
 import flash_trt
@@ -109,6 +112,121 @@ def test_an_unknown_attribute_is_named(fused: Path) -> None:
     extra = onnx.helper.make_attribute("alibi", 1)
     with pytest.raises(UsageError, match="alibi"):
         flash_trt.session(edited(fused, lambda proto: proto.graph.node[0].attribute.append(extra)))
+
+
+def _replace(name: str, value: object) -> Callable[[onnx.NodeProto], None]:
+    """Writes an attribute anew, as whatever ``value`` is; None takes it away."""
+
+    def change(node: onnx.NodeProto) -> None:
+        node.attribute.remove(next(a for a in node.attribute if a.name == name))
+        if value is not None:
+            node.attribute.append(onnx.helper.make_attribute(name, value))
+
+    return change
+
+
+@pytest.mark.parametrize("place", ["graph", "branch"])
+@pytest.mark.parametrize(
+    ("name", "change", "got", "need"),
+    [
+        ("softcap", _replace("softcap", None), "none", "one FLOAT from 0 to 1e+30"),
+        ("causal", _replace("causal", None), "none", "one INT from 0 to 1"),
+        ("plugin_namespace", _replace("plugin_namespace", None), "none", 'the STRING "flash_export"'),
+        ("scale", _replace("scale", 1), "one of type INT", "one FLOAT from -1e+30 to 1e+30"),
+        ("plugin_version", _replace("plugin_version", 1), "one of type INT", 'the STRING "1"'),
+        ("layout", _replace("layout", [0]), "one of type INTS", "one INT from 0 to 1"),
+        (
+            "causal",
+            lambda node: node.attribute.append(onnx.helper.make_attribute("causal", 1)),
+            "it twice",
+            "each attribute once",
+        ),
+        (
+            "alibi",
+            lambda node: node.attribute.append(onnx.helper.make_attribute("alibi", 1)),
+            "an attribute that the operator does not have",
+            "layout, q_num_heads",
+        ),
+    ],
+    ids=["missing", "missing_int", "no_namespace", "int", "int_version", "list", "twice", "unknown"],
+)
+def test_attributes_that_are_not_the_operators_are_told_with_their_node(
+    fused: Path, name: str, change: Callable[[onnx.NodeProto], None], got: str, need: str, place: str
+) -> None:
+    def edit(proto: onnx.ModelProto) -> None:
+        node = next(n for n in proto.graph.node if n.domain == "flash_export")
+        node.name = "odd one"
+        change(node)
+        if place == "branch":
+            _into_branches(proto, node)
+
+    path = edited(fused, edit)
+    with pytest.raises(UsageError, match="attributes are not the operator's") as error:
+        flash_trt.session(path)
+    assert error.value.where == f'{path}, node "odd one", attribute {name}'
+    assert error.value.got == got
+    assert need in error.value.need
+
+
+def _into_branches(proto: onnx.ModelProto, node: onnx.NodeProto) -> None:
+    """Puts the node into a branch of an If, its other branch an empty tensor."""
+    shaped = onnx.helper.make_tensor_value_info("inner", onnx.TensorProto.FLOAT, ["a", "b", "c"])
+    inner = onnx.NodeProto()
+    inner.CopyFrom(node)
+    inner.output[0] = "inner"
+    nothing = onnx.helper.make_node("Constant", [], ["inner"], value_floats=[0.0])
+    branches = {
+        f"{name}_branch": onnx.helper.make_graph([n], name, [], [shaped])
+        for name, n in (("then", inner), ("else", nothing))
+    }
+    true = onnx.helper.make_tensor("true", onnx.TensorProto.BOOL, [], [True])
+    proto.graph.initializer.append(true)
+    proto.graph.node.insert(
+        list(proto.graph.node).index(node), onnx.helper.make_node("If", ["true"], [node.output[0]], **branches)
+    )
+    proto.graph.node.remove(node)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "dtype", "need"),
+    [
+        ("bias", onnx.TensorProto.FLOAT16, "the query's type, FLOAT"),
+        ("key", onnx.TensorProto.FLOAT16, "the query's type, FLOAT"),
+        ("query", onnx.TensorProto.DOUBLE, "FLOAT, FLOAT16 or BFLOAT16"),
+        ("kv_lengths", onnx.TensorProto.INT64, "INT32"),
+        ("sinks", onnx.TensorProto.FLOAT16, "FLOAT"),
+    ],
+)
+def test_a_type_that_the_operator_does_not_take_is_told_with_the_rule(
+    tmp_path: Path, tensor: str, dtype: int, need: str
+) -> None:
+    case = Case(name="types", operator="FlashAttentionEx", bias_shape=(2, 2, 37, 53), kv_lengths=(3, 9), sinks=2)
+    proto = model_of_case(case, tensors.node_inputs(case, tensors.make(case)), 18)
+    del proto.functions[:]
+    for output in proto.graph.output:
+        output.type.tensor_type.shape.SetInParent()  # the checker wants one
+    next(v for v in proto.graph.input if v.name == tensor).type.tensor_type.elem_type = dtype
+    onnx.save(proto, tmp_path / "model.onnx")
+    with pytest.raises(UnsupportedModel, match="a type that the operator does not take") as error:
+        flash_trt.session(tmp_path / "model.onnx")
+    assert error.value.where == f'{tmp_path / "model.onnx"}, node "attention", tensor {tensor} ("{tensor}")'
+    assert error.value.got == onnx.TensorProto.DataType.Name(dtype)
+    assert error.value.need == need
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "need"),
+    [
+        ("intra_op_num_threads", -3, "0 or more"),
+        ("inter_op_num_threads", -1, "0 or more"),
+        ("log_severity_level", 9, "-1 to 4"),
+        ("log_severity_level", -2, "-1 to 4"),
+    ],
+)
+def test_a_value_outside_an_options_range_is_a_bad_option(fused: Path, name: str, value: int, need: str) -> None:
+    with pytest.raises(UsageError, match="does not take this value") as error:
+        flash_trt.session(fused, **{name: value})
+    assert (error.value.where, error.value.got, error.value.need) == (f"option {name}", f"{name}={value}", need)
 
 
 def test_a_newer_operator_version_is_refused_with_both(fused: Path) -> None:

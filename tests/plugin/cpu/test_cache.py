@@ -149,7 +149,12 @@ def test_memory_of_another_tensor_is_refused_and_nothing_is_written(
         ("decode", "value", lambda x: np.concatenate([x, x], 2), ("tensor value", "sequence 2", "sequence 1")),
         ("decode", "key", lambda x: x[:1], ("tensor key", "batch 1", "batch 4")),
         ("decode", "key_cache", lambda x: x[:, :1], ("tensor key_cache", "[B, 2, S, D]")),
-        ("decode", "value_cache", lambda x: x[:, :, 1:], ("tensor value_cache", "sequence 47", "sequence 48")),
+        (
+            "decode",
+            "value_cache",
+            lambda x: x[:, :, 1:],
+            ("tensor value_cache", "sequence 47", "those of key_cache", "sequence 48"),
+        ),
         ("decode", "kv_lengths", lambda x: x[:3], ("tensor kv_lengths", "[3]", "[4] or [1]")),
         ("decode", "kv_lengths", lambda x: x[:0], ("tensor kv_lengths", "[0]", "[4] or [1]")),
         ("decode_paged", "page_table", lambda x: x[:1], ("tensor page_table", "[1, 3]", "[4, W]")),
