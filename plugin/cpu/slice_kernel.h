@@ -289,6 +289,10 @@ FLASH_INLINE Total totalOf(Row const& row, float const* partials, int64_t step, 
     if (row.lse != nullptr) *row.lse = row.sink;
     return {0.0f, 0.0f};
   }
+  if (row.sink == kInfinity && sum == sum) {  // it has all the weight
+    if (row.lse != nullptr) *row.lse = kInfinity;
+    return {keys_max, 0.0f};
+  }
   float const row_max = keys_max > row.sink ? keys_max : row.sink;
   float const most = row_max == -kInfinity ? 0.0f : row_max;
   float row_sum = expOf(row.sink - most);
