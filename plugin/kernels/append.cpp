@@ -16,6 +16,20 @@ namespace {
 
 constexpr int kInvalidValue = 1;  // cudaErrorInvalidValue
 
+// Blocks read what lengths_after may not lie in, in any order beside its writing. The sizes are in range.
+void lengthsApart(Reasons& why, FlashAppendArgs const& a) {
+  auto const apart = [&](char const* name, Table const& table) {
+    why.unless(!overlaps(table, a.lengths_after, a.batch), [=] {
+      return std::string("lengths_after overlaps ") + name + "; the kernels need memory of its own for it.";
+    });
+  };
+  apart("kv_lengths", {a.kv_lengths, a.batch, a.kv_lengths_stride, 1});
+  apart("cu_seqlens_new", {a.cu_seqlens_new, 1, 0, int64_t(a.batch) + 1});
+  if (a.page_table != nullptr) {
+    apart("page_table", {a.page_table, a.batch, a.page_table_stride, ceilDiv(a.capacity, a.page_size)});
+  }
+}
+
 std::vector<std::string> whyUnsupported(FlashAppendArgs const& a) {
   Reasons why;
   why.inRange("dtype", a.dtype, kFlashFloat32, kFlashBFloat16);
@@ -27,9 +41,6 @@ std::vector<std::string> whyUnsupported(FlashAppendArgs const& a) {
   why.inRange("capacity", a.capacity, 0, kMaxKeys);
   why.inRange("kv_lengths_stride", a.kv_lengths_stride, 0, 1);
   why.inRange("reserved", a.reserved, 0, 0);
-  why.unless(a.lengths_after == nullptr || a.lengths_after != a.kv_lengths, [] {
-    return std::string("lengths_after is kv_lengths itself; the kernels need memory of its own for it.");
-  });
   if (a.cu_seqlens_new != nullptr) why.inRange("total_new", a.total_new, 0, INT32_MAX);
   if (a.page_table != nullptr) {
     why.pages(a.page_size);
@@ -45,6 +56,7 @@ std::vector<std::string> whyUnsupported(FlashAppendArgs const& a) {
   why.aligned("cu_seqlens_new", a.cu_seqlens_new, 4);
   why.aligned("page_table", a.page_table, 4);
   if (!why.sentences().empty()) return why.sentences();
+  lengthsApart(why, a);
   double const rows = double(a.batch) * a.kv_num_heads * double(std::max<int64_t>(a.seqlen_new, 1));
   why.blocks(std::ceil(rows / kAppendWarps), "batch " + std::to_string(a.batch) + ", " +
                                                  std::to_string(a.kv_num_heads) + " heads and " +

@@ -84,8 +84,8 @@ std::vector<std::string> whyUnsupported(FlashAttentionArgs const& a) {
   });
   why.unless(a.reserved == 0,
              [&] { return "reserved is " + std::to_string(a.reserved) + "; it must be 0."; });
-  why.inRange("kv_lengths_stride", a.kv_lengths_stride, 0, 1);
-  why.inRange("sinks_stride", a.sinks_stride, 0, 1);
+  if (a.kv_lengths != nullptr) why.inRange("kv_lengths_stride", a.kv_lengths_stride, 0, 1);
+  if (a.sinks != nullptr) why.inRange("sinks_stride", a.sinks_stride, 0, 1);
   if (a.cu_seqlens_q != nullptr) why.inRange("total_q", a.total_q, 0, INT32_MAX);
   if (a.cu_seqlens_kv != nullptr) why.inRange("total_kv", a.total_kv, 0, INT32_MAX);
   if (a.page_table != nullptr) {
@@ -165,7 +165,9 @@ ForwardParams resolve(FlashAttentionArgs const& a) {
   return p;
 }
 
-bool lacksPointers(FlashAttentionArgs const& a) {
+// The workspace is of floats.
+bool lacksMemory(FlashAttentionArgs const& a, void const* workspace) {
+  if (reinterpret_cast<uintptr_t>(workspace) % sizeof(float) != 0) return true;
   bool const some = a.seqlen_kv > 0 && (a.cu_seqlens_kv == nullptr || a.total_kv > 0);
   bool const keys = some && (a.key.data == nullptr || a.value.data == nullptr);
   return a.query.data == nullptr || a.output.data == nullptr || keys;
@@ -243,7 +245,7 @@ int32_t flashAttentionLaunch(FlashAttentionArgs const* args, void* workspace, vo
   FlashAttentionArgs const& a = *args;
   if (!whyUnsupported(a).empty()) return kInvalidValue;
   if (a.batch == 0 || extentOfQueries(a).rows == 0 || a.seqlen_q == 0) return 0;
-  if (lacksPointers(a)) return kInvalidValue;
+  if (lacksMemory(a, workspace)) return kInvalidValue;
   int const multiprocessors = workspace == nullptr ? 0 : countMultiprocessors();
   return launchPlanned(a, planFor(a, multiprocessors > 0, multiprocessors), workspace, stream);
 }

@@ -7,8 +7,9 @@
 // one kernel serves [B, S, H*D], [B, H, S, D] and a packed [B, S, (Hq + 2*Hkv)*D]. A stride may be 0, of an
 // axis along which an input repeats, or negative (but see page_table); rows of an output must not overlap.
 //
-// An address is a multiple of its elements' size. Where every row of query, key, value and output starts and
-// ends on 16 bytes (addresses, strides and head dims alike), the faster kernels serve the problem.
+// An address is a multiple of its elements' size, the workspace's of 4. Where every row of query, key, value
+// and output starts and ends on 16 bytes (addresses, strides and head dims alike), the faster kernels serve
+// the problem.
 //
 // Limits, beyond which a problem is refused with the number that passes one:
 //   head_dim, v_head_dim                         1 ... 256, each for itself
@@ -20,6 +21,13 @@
 //   softcap                                      0 or positive, finite
 //   rows                                         batch * q_num_heads * ceil(seqlen_q / 32) below 2^31; of an
 //                                                append batch * kv_num_heads * seqlen_new up to 2^33 - 4
+//
+// Limits of the numbers, which no call can see: every sum is one of fp32, which ends at 3.4e38.
+//   Q.K^T                                        before the scale multiplies it: a scale far below 1 saves no
+//                                                product of a query and a key that is past that
+//   V                                            |V| * keys * 256, which only fp32 and bf16 can bring past
+//                                                that: weights are up to 2^8, and their sum divides the
+//                                                output only where a row ends
 //
 // Two forms go beyond the operator's nodes. Packed sequences of different lengths lie one behind the other
 // along the rows (cu_seqlens_q, cu_seqlens_kv). In a paged cache keys and values lie in pages anywhere in a
@@ -66,10 +74,13 @@ struct FlashAttentionArgs {
   int32_t reserved;           // 0
   int64_t bias_stride[4];     // elements; [B, Hq, Sq, Skv]
   int32_t const* kv_lengths;  // [B] or [1], clamped to 0..seqlen_kv
-  int64_t kv_lengths_stride;  // 1 or 0
-  float const* sinks;         // [Hq] or [1]
-  int64_t sinks_stride;       // 1 or 0
-  float* lse;                 // [B, Hq, Sq] contiguous, natural log; null: not wanted
+  int64_t kv_lengths_stride;  // 1 or 0; not read without kv_lengths
+  // [Hq] or [1]: one more score a row, without a value. -inf is none; +inf takes all the weight (output 0,
+  // lse +inf); NaN shows in output and lse. A row that sees no key gives 0 and the sink as its lse, whatever
+  // it is.
+  float const* sinks;
+  int64_t sinks_stride;  // 1 or 0; not read without sinks
+  float* lse;            // [B, Hq, Sq] contiguous, natural log; null: not wanted
   // Packed sequences; null: not packed. Sequence b has the rows cu_seqlens[b] ... cu_seqlens[b + 1] - 1 of
   // tensors [total, H, D], none or at most seqlen_q (seqlen_kv); their batch_stride is not read. With
   // cu_seqlens_q the lse is [Hq, total_q]. Rows and keys count from their sequence's first, for masks and
@@ -89,7 +100,9 @@ struct FlashAttentionArgs {
 };
 
 // Why this problem cannot run, one sentence a reason, separated by '\n', into text (always NUL-terminated).
-// Returns the number of reasons; 0: it runs. Host only, touches no pointer, needs no GPU.
+// Returns the number of reasons; 0: it runs. Host only, touches no pointer, needs no GPU. Pointers may still
+// be null, as where a problem is judged before its memory is there, so a null query, key, value or output is
+// no reason here, though a launch refuses it.
 int32_t flashAttentionWhyUnsupported(FlashAttentionArgs const* args, char* text, size_t text_size);
 
 // A problem with more queries than this has work for the whole device and never uses a workspace.
@@ -102,14 +115,15 @@ size_t flashAttentionWorkspace(FlashAttentionArgs const* args);
 
 // Enqueues the forward on `stream` (a cudaStream_t). Never synchronises, never allocates; works in graph
 // capture. Returns a cudaError_t: 0, enqueued; 1 (cudaErrorInvalidValue), nothing was enqueued, as
-// flashAttentionWhyUnsupported has a reason or query, key, value or output is null though it has elements;
-// else what the CUDA runtime says, 35 (cudaErrorInsufficientDriver) where there is no driver. A problem
-// without rows (batch, seqlen_q or total_q of 0) returns 0 without touching a pointer; without keys
-// (seqlen_kv or total_kv of 0) the output is zeros, and key and value may be null. Without a workspace (null)
-// few queries over many keys, as in decoding, are not split over the whole device; the result is the same
-// within rounding. The emulated build has the same symbol: pointers are host pointers, `stream` is ignored,
-// and a fault that the emulation finds (race, missing wait, out of bounds, deadlock) makes it return 719
-// (launch failure), with its text in flashEmulationError() (emulation/launch_emulated.h).
+// flashAttentionWhyUnsupported has a reason, query, key, value or output is null though it has elements, or
+// the workspace is no address of floats; else what the CUDA runtime says, 35 (cudaErrorInsufficientDriver)
+// where there is no driver. A problem without rows (batch, seqlen_q or total_q of 0) returns 0 without
+// touching a pointer; without keys (seqlen_kv or total_kv of 0) the output is zeros, and key and value may be
+// null. Without a workspace (null) few queries over many keys, as in decoding, are not split over the whole
+// device; the result is the same within rounding. The emulated build has the same symbol: pointers are host
+// pointers, `stream` is ignored, and a fault that the emulation finds (race, missing wait, out of bounds,
+// deadlock) makes it return 719 (launch failure), with its text in flashEmulationError()
+// (emulation/launch_emulated.h).
 int32_t flashAttentionLaunch(FlashAttentionArgs const* args, void* workspace, void* stream);
 
 // New keys and values that go into a cache behind those that it holds: row i of batch b becomes key
@@ -126,8 +140,9 @@ struct FlashAppendArgs {
   FlashTensor key_cache, value_cache;  // written; batch_stride: from page to page of a paged cache
   int32_t const* kv_lengths;           // [B] or [1], keys in the cache before; clamped to 0 ... capacity
   int64_t kv_lengths_stride;           // 1 or 0
-  int32_t* lengths_after;         // [B], what kv_lengths is then, capacity at most; null: not wanted. Other
-                                  // memory than kv_lengths, which blocks read in any order
+  // [B], what kv_lengths is then, capacity at most; null: not wanted. It overlaps none of kv_lengths,
+  // cu_seqlens_new and page_table, which blocks read in any order beside it; one that does is refused.
+  int32_t* lengths_after;
   int32_t const* cu_seqlens_new;  // [B + 1], packed new rows; null: not packed
   int64_t total_new;              // rows of packed key and value
   int32_t const* page_table;      // [B, ceil(capacity / page_size)]; null: not paged

@@ -33,8 +33,8 @@ class Reasons {
     });
   }
   void pages(int page_size) {
-    bool const power = (page_size & (page_size - 1)) == 0;
-    unless(power && page_size >= kSmallestPage && page_size <= kLargestPage, [=] {
+    bool const in_range = page_size >= kSmallestPage && page_size <= kLargestPage;
+    unless(in_range && (page_size & (page_size - 1)) == 0, [=] {
       return "page_size is " + std::to_string(page_size) + "; the kernels take powers of 2 from " +
              std::to_string(kSmallestPage) + " to " + std::to_string(kLargestPage) + ".";
     });

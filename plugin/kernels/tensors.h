@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the host asks of a tensor before a launch.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "geometry.h"
@@ -26,6 +27,30 @@ inline int bitsOfPage(int page_size) {
   int bits = 0;
   while ((1 << bits) < page_size) ++bits;
   return bits;
+}
+
+// Whether one of `count` multiples of `step`, 0 the first, lies between `low` and `high`, both exclusive.
+inline bool hasMultiple(int64_t count, int64_t step, int64_t low, int64_t high) {
+  if (step < 0) return hasMultiple(count, -step, -high, -low);
+  int64_t const first = low < 0 ? 0 : (step == 0 ? count : low / step + 1);
+  return first < count && first * step < high;
+}
+
+// `count` rows of `width` numbers each.
+struct Table {
+  int32_t const* data;
+  int64_t count, stride, width;
+};
+
+// Whether a table, if it is there, has a number among the `count` from `numbers` on.
+inline bool overlaps(Table const& table, int32_t const* numbers, int64_t count) {
+  if (table.data == nullptr || numbers == nullptr) return false;
+  constexpr int64_t kFarthest = int64_t{1} << 61;  // no address is so many numbers away
+  int64_t const stride = std::clamp(table.stride, -kFarthest, kFarthest);
+  // Addresses as numbers: the two need not be of one array.
+  auto const bytes = int64_t(reinterpret_cast<uintptr_t>(numbers) - reinterpret_cast<uintptr_t>(table.data));
+  int64_t const away = bytes / int64_t(sizeof(int32_t));
+  return hasMultiple(table.count, stride, away - table.width, away + count);
 }
 
 // The step to the next batch is never taken in packed sequences: all are one tensor.

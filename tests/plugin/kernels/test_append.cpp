@@ -14,6 +14,8 @@ namespace {
 
 using Change = std::function<void(FlashAppendArgs&)>;
 int32_t const kLengths[] = {3, 4};
+int32_t const kMark = 0;
+int32_t const* const kHere = &kMark;  // a table that a test places
 
 FlashAppendArgs goodArgs() {
   FlashAppendArgs a{};
@@ -51,7 +53,6 @@ TEST(bad_arguments_of_an_append_are_refused_with_their_numbers) {
   expectRefused([](auto& a) { a.capacity = int64_t{1} << 40; }, "capacity is 1099511627776");
   expectRefused([](auto& a) { a.kv_lengths_stride = 2; }, "kv_lengths_stride is 2");
   expectRefused([](auto& a) { a.reserved = 1; }, "reserved is 1");
-  expectRefused([](auto& a) { a.lengths_after = const_cast<int32_t*>(a.kv_lengths); }, "kv_lengths itself");
   expectRefused(
       [](auto& a) {
         a.cu_seqlens_new = kLengths;
@@ -64,10 +65,79 @@ TEST(bad_arguments_of_an_append_are_refused_with_their_numbers) {
         a.page_size = 20;
       },
       "page_size is 20");
+  expectRefused(
+      [](auto& a) {
+        a.page_table = kLengths;
+        a.page_size = INT32_MIN;
+      },
+      "page_size is -2147483648");
   EXPECT(flashAttentionAppend(&good, nullptr) == 1, "missing pointers are an error and no crash");
   FlashAppendArgs empty = goodArgs();
   empty.batch = 0;
   EXPECT(flashAttentionAppend(&empty, nullptr) == 0);
+}
+
+namespace {
+
+// lengths_after, of two numbers, is tried all over a memory in which `place` puts a table at 100; it is
+// refused where it meets one of the numbers that the table has.
+void expectApart(char const* name, Change const& place, std::vector<int> const& numbers) {
+  static int32_t memory[240];
+  for (int at = 60; at < 180; ++at) {
+    FlashAppendArgs a = goodArgs();
+    place(a);
+    for (int32_t const** table : {&a.kv_lengths, &a.cu_seqlens_new, &a.page_table}) {
+      if (*table == kHere) *table = memory + 100;
+    }
+    a.lengths_after = memory + at;
+    bool meets = false;
+    for (int number : numbers) meets = meets || number == at || number == at + 1;
+    char text[512];
+    int const reasons = flashAttentionAppendWhyUnsupported(&a, text, sizeof text);
+    std::string const wanted =
+        std::string("lengths_after overlaps ") + name + "; the kernels need memory of its own for it.";
+    EXPECT(reasons == (meets ? 1 : 0) && text == (meets ? wanted : ""), name << ", " << at << ": " << text);
+    if (meets) EXPECT(flashAttentionAppend(&a, nullptr) == 1, "a refused append was launched");
+  }
+}
+
+std::vector<int> range(int first, int last) {
+  std::vector<int> all;
+  for (int i = first; i <= last; ++i) all.push_back(i);
+  return all;
+}
+
+// Seven pages a batch, two batches.
+void expectApartFromPages(int64_t stride, int second_row) {
+  std::vector<int> numbers = range(100, 106);
+  for (int i : range(second_row, second_row + 6)) numbers.push_back(i);
+  expectApart(
+      "page_table",
+      [stride](auto& a) {
+        a.page_table = kHere;
+        a.page_size = 16;
+        a.page_table_stride = stride;
+      },
+      numbers);
+}
+
+}  // namespace
+
+TEST(lengths_after_in_memory_that_blocks_read_is_refused) {
+  expectApart("kv_lengths", [](auto& a) { a.kv_lengths = kHere; }, {100, 101});
+  expectApart("kv_lengths",
+              [](auto& a) {
+                a.kv_lengths = kHere;
+                a.kv_lengths_stride = 0;
+              },
+              {100});
+  expectApart("cu_seqlens_new", [](auto& a) { a.cu_seqlens_new = kHere; }, {100, 101, 102});
+  expectApartFromPages(7, 107);
+  expectApartFromPages(0, 100);
+  expectApartFromPages(20, 120);
+  expectApartFromPages(-20, 80);
+  expectApartFromPages(INT64_MAX, 100);  // out of sight
+  expectApartFromPages(INT64_MIN, 100);
 }
 
 // Keys come in pieces of several sizes into pages; after each, the newest queries attend to all keys so far.

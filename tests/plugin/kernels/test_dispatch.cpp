@@ -45,6 +45,7 @@ FlashAttentionArgs goodArgs() {
 }
 
 int32_t const kNoTable = 0;
+float const kNoSink = 0.0f;
 
 void page(FlashAttentionArgs& a) {
   a.page_table = &kNoTable;
@@ -92,8 +93,18 @@ TEST(bad_arguments_are_refused_with_their_numbers) {
   expectRefused([](auto& a) { a.window_left = -2; }, "window_left is -2");
   expectRefused([](auto& a) { a.window_right = -2; }, "window_right is -2");
   expectRefused([](auto& a) { a.reserved = 1; }, "reserved is 1");
-  expectRefused([](auto& a) { a.kv_lengths_stride = 2; }, "kv_lengths_stride is 2");
-  expectRefused([](auto& a) { a.sinks_stride = -1; }, "sinks_stride is -1");
+  expectRefused(
+      [](auto& a) {
+        a.kv_lengths = &kNoTable;
+        a.kv_lengths_stride = 2;
+      },
+      "kv_lengths_stride is 2");
+  expectRefused(
+      [](auto& a) {
+        a.sinks = &kNoSink;
+        a.sinks_stride = -1;
+      },
+      "sinks_stride is -1");
   expectRefused(
       [](auto& a) {
         a.bias = &a;
@@ -118,6 +129,12 @@ TEST(bad_arguments_are_refused_with_their_numbers) {
         a.page_size = 512;
       },
       "page_size is 512");
+  expectRefused(
+      [](auto& a) {
+        page(a);
+        a.page_size = INT32_MIN;
+      },
+      "page_size is -2147483648");
   expectRefused(
       [](auto& a) {
         page(a);

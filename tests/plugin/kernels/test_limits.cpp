@@ -169,6 +169,8 @@ TEST(fields_of_forms_that_are_off_are_not_read) {
   a.page_count = -5;
   a.page_table_stride = a.total_q = a.total_kv = INT64_MIN;
   a.bias_dtype = 77;
+  a.kv_lengths_stride = 7;
+  a.sinks_stride = INT64_MIN;
   EXPECT(launch(a) == 0, flashEmulationError());
   EXPECT(tensors.judge().empty(), tensors.judge());
 }
@@ -199,6 +201,21 @@ TEST(an_address_off_its_elements_is_refused) {
   append.lengths_after = static_cast<int32_t*>(off(2));
   EXPECT(whyNot(append).find("key_cache.data is no address") == 0, whyNot(append));
   EXPECT(whyNot(append).find("lengths_after is no address") != std::string::npos, whyNot(append));
+}
+
+TEST(a_workspace_off_its_floats_is_refused_and_not_touched) {
+  Problem problem;
+  problem.seqlen_q = 2;
+  problem.seqlen_kv = 700;
+  Tensors tensors(problem);
+  FlashAttentionArgs const a = tensors.args();
+  std::vector<float> workspace(flashAttentionWorkspace(&a) / sizeof(float) + 1, 5.0f);
+  for (int off : {1, 2, 3}) {
+    EXPECT(flashAttentionLaunch(&a, reinterpret_cast<char*>(workspace.data()) + off, nullptr) == 1, off);
+  }
+  for (float x : workspace) EXPECT(x == 5.0f, x);
+  EXPECT(flashAttentionLaunch(&a, workspace.data() + 1, nullptr) == 0, flashEmulationError());
+  EXPECT(tensors.judge().empty(), tensors.judge());
 }
 
 namespace {
