@@ -82,13 +82,13 @@ class Case:
     @property
     def is_odd_behind_bias(self) -> bool:
         """Whether a bias of -inf hides a key that, or whose value, is no finite number from some query."""
-        return self.odd_at in ("key", "value") and self.bias_kind in ("holes", "hidden_rows", "hidden_key")
+        return self.odd_at not in ("", "query") and self.bias_kind in ("holes", "hidden_rows", "hidden_key")
 
     @property
     def is_odd_value_hidden(self) -> bool:
         """Whether some query does not see the key of such a value; lengths, which all obey, left aside."""
         band = self.causal or max(self.window_left, self.window_right) >= 0
-        return self.odd_at == "value" and (bool(band) or self.is_odd_behind_bias)
+        return "value" in self.odd_at and (bool(band) or self.is_odd_behind_bias)
 
     def attributes(self) -> dict[str, int | float]:
         """The node's numeric attributes, all of them."""
