@@ -128,23 +128,23 @@ struct ScalarProducts {
     }
   }
 
+  // Summed over the tile's keys on their own and then added to the output: as many roundings at the size of
+  // the whole sum as there are tiles, not keys. A few columns at a time, for the registers.
   static FLASH_DEVICE void accumulate(Output& o, Scores const& weights, uint32_t value) {
-    int const lane = ops::lane();
     FLASH_UNROLL
-    for (int n = 0; n < Shape::kFragmentsKv; ++n) {
-      FLASH_NO_UNROLL
-      for (int owner = 0; owner < 4;
-           ++owner) {  // the lane of the quad that holds keys n*8 + owner*2 + {0, 1}
+    for (int first = 0; first < Shape::kFragmentsOut; first += kGroup) {
+      Group sums;
+      FLASH_UNROLL
+      for (int m = 0; m < Shape::kFragmentsQ; ++m) {
         FLASH_UNROLL
-        for (int e = 0; e < 2; ++e) {
-          float weight[Shape::kFragmentsQ][2];
-          FLASH_UNROLL
-          for (int m = 0; m < Shape::kFragmentsQ; ++m) {
-            weight[m][0] = ops::shuffle(weights[m][n][e], (lane & ~3) | owner);
-            weight[m][1] = ops::shuffle(weights[m][n][2 + e], (lane & ~3) | owner);
-          }
-          addRow(o, weight, value, n * 8 + owner * 2 + e);
-        }
+        for (int i = 0; i < kGroup * 4; ++i) sums[m][i / 4][i % 4] = 0.0f;
+      }
+      FLASH_NO_UNROLL
+      for (int owner = 0; owner < 4; ++owner) addKeysOf(owner, sums, first, weights, value);
+      FLASH_UNROLL
+      for (int m = 0; m < Shape::kFragmentsQ; ++m) {
+        FLASH_UNROLL
+        for (int i = 0; i < kGroup * 4; ++i) o[m][first + i / 4][i % 4] += sums[m][i / 4][i % 4];
       }
     }
   }
@@ -160,17 +160,38 @@ struct ScalarProducts {
     return tile + swizzled(row, fragment * 2 + (pair >> 1), Shape::kChunks) + (pair & 1) * 8;
   }
 
-  static FLASH_DEVICE void addRow(Output& o, float const (&weight)[Shape::kFragmentsQ][2], uint32_t value,
-                                  int row) {
-    uint32_t const first = pairAddress(value, row, 0);
+  static constexpr int kGroup = 4;
+  using Group = float[Shape::kFragmentsQ][kGroup][4];
+
+  // The keys n*8 + owner*2 + {0, 1}, which this lane of each quad holds.
+  static FLASH_DEVICE void addKeysOf(int owner, Group& sums, int first, Scores const& weights,
+                                     uint32_t value) {
+    int const holder = (ops::lane() & ~3) | owner;
     FLASH_UNROLL
-    for (int n = 0; n < Shape::kFragmentsOut; ++n) {
-      ops::Words2 const v = ops::loadShared64(first ^ (n * 2 * kChunkBytes));
+    for (int n = 0; n < Shape::kFragmentsKv; ++n) {
+      FLASH_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        float weight[Shape::kFragmentsQ][2];
+        FLASH_UNROLL
+        for (int m = 0; m < Shape::kFragmentsQ; ++m) {
+          weight[m][0] = ops::shuffle(weights[m][n][e], holder);
+          weight[m][1] = ops::shuffle(weights[m][n][2 + e], holder);
+        }
+        addRow(sums, weight, pairAddress(value, n * 8 + owner * 2 + e, 0), first);
+      }
+    }
+  }
+
+  static FLASH_DEVICE void addRow(Group& sums, float const (&weight)[Shape::kFragmentsQ][2], uint32_t row,
+                                  int first) {
+    FLASH_UNROLL
+    for (int n = 0; n < kGroup; ++n) {
+      ops::Words2 const v = ops::loadShared64(row ^ ((first + n) * 2 * kChunkBytes));
       FLASH_UNROLL
       for (int m = 0; m < Shape::kFragmentsQ; ++m) {
         FLASH_UNROLL
         for (int j = 0; j < 4; ++j) {
-          o[m][n][j] = ops::multiplyAdd(weight[m][j >> 1], ops::floatOf(v.w[j & 1]), o[m][n][j]);
+          sums[m][n][j] = ops::multiplyAdd(weight[m][j >> 1], ops::floatOf(v.w[j & 1]), sums[m][n][j]);
         }
       }
     }

@@ -36,15 +36,17 @@ struct TileSoftmax {
       FLASH_UNROLL
       for (int h = 0; h < 2; ++h) {
         RowState& row = rows[m][h];
+        float sum = 0.0f;  // of the tile: a sum over many keys is then no chain as long as they
         FLASH_UNROLL
         for (int n = 0; n < Shape::kFragmentsKv; ++n) {
           FLASH_UNROLL
           for (int e = 0; e < 2; ++e) {
             float const weight = policy.weight(s[m][n][h * 2 + e], row.offset);
             s[m][n][h * 2 + e] = weight;
-            row.sum += weight;
+            sum = n + e == 0 ? weight : sum + weight;
           }
         }
+        row.sum += sum;
       }
     }
   }

@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).parents[3]
 KERNELS = REPOSITORY / "plugin/kernels"
 TESTS = REPOSITORY / "tests/plugin/kernels"
 UNITS = ["forward_fp16_plain", "forward_fp16_paged", "forward_fp16_general", "forward_fp32", "combine", "append"]
-TEST_SOURCES = ["append_cases", "judge", "launched", "places", "problem", "sink_cases", "test_forward"]
+TEST_SOURCES = ["append_cases", "judge", "launched", "places", "problem", "sink_cases", "sizes", "test_forward"]
 FLAGS = ["-std=c++20", "-O1", "-ffp-contract=off"]
 SMALL_TABLE = re.compile(r"^FLASH_VARIANT\((Half|Float), (32|64),.*\n", re.MULTILINE)
 SEEDS = ("1", "7")

@@ -153,4 +153,13 @@ FAULTS_OF_SOFTMAX = [
         caught_as=r"(max error .* > |is -?(nan|inf)|lse of row)",
         cases=GROWING,
     ),
+    Fault(
+        name="long_sums_key_by_key_in_fp32",
+        file="products.h",
+        old="sums[m][i / 4][i % 4] = 0.0f;",
+        new="sums[m][i / 4][i % 4] = o[m][first + i / 4][i % 4], o[m][first + i / 4][i % 4] = 0.0f;",
+        caught_as=r"max error .* > ",
+        unit="forward_fp32",
+        cases="Skv 4096 D 64",
+    ),
 ]

@@ -11,6 +11,20 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+// A sum in fp32 as the libraries of matrix products take it: a block of terms in a register, then the next,
+// each added to the result when it is whole. One chain over all terms would be off by many times as much.
+template <class Term>
+float sumOf(int count, Term term) {
+  constexpr int kBlock = 256;
+  float total = 0.0f;
+  for (int first = 0; first < count; first += kBlock) {
+    float sum = 0.0f;
+    for (int i = first; i < std::min(first + kBlock, count); ++i) sum += term(i);
+    total += sum;
+  }
+  return total;
+}
+
 }  // namespace
 
 // float64, the definition of docs/op.md line by line.
@@ -68,26 +82,23 @@ std::vector<double> Tensors::base() const {
           float& s = scores[size_t(key)];
           s = -std::numeric_limits<float>::infinity();
           if (!p.sees(b, row, key)) continue;
-          s = 0.0f;
-          for (int d = 0; d < p.head_dim; ++d) {
-            s += float(mQuery.at(b, h, row, d)) * round(float(mKey.at(b, kv, key, d)) * p.softmaxScale());
-          }
-          s = round(s);
+          s = round(sumOf(p.head_dim, [&](int d) {
+            return float(mQuery.at(b, h, row, d)) * round(float(mKey.at(b, kv, key, d)) * p.softmaxScale());
+          }));
           if (p.softcap > 0.0f) s = round(round(std::tanh(round(s / p.softcap))) * p.softcap);
           if (p.bias != Bias::kNone)
             s = p.float_bias ? s + biasAt(b, h, row, key) : round(s + biasAt(b, h, row, key));
           row_max = std::max(row_max, s);
         }
         if (row_max == -std::numeric_limits<float>::infinity()) row_max = 0.0f;
-        float row_sum = std::exp(sink - row_max);
-        for (float& s : scores) row_sum += s = std::exp(s - row_max);
+        for (float& s : scores) s = std::exp(s - row_max);
+        float const row_sum =
+            std::exp(sink - row_max) + sumOf(p.seqlen_kv, [&](int key) { return scores[size_t(key)]; });
         for (int d = 0; d < p.v_head_dim; ++d) {
-          float sum = 0.0f;
-          for (int key = 0; key < p.keysOf(b); ++key) {
-            sum += round(scores[size_t(key)] / (row_sum == 0.0f ? 1.0f : row_sum)) *
+          all.push_back(double(round(sumOf(p.keysOf(b), [&](int key) {
+            return round(scores[size_t(key)] / (row_sum == 0.0f ? 1.0f : row_sum)) *
                    float(mValue.at(b, kv, key, d));
-          }
-          all.push_back(double(round(sum)));
+          }))));
         }
       }
     }

@@ -90,6 +90,7 @@ std::string Problem::describe() const {
   if (sinks != 0) add("sinks", sinks);
   if (!wants_lse) s += " no-lse";
   if (score_std != 2.5f) add("std", double(score_std));
+  if (value_mean != 0.0f) add("value-mean", double(value_mean));
   if (growth != 0.0f) add("growth", double(growth));
   if (splits != 0) add("splits", splits);
   if (draw != 0) add("draw", draw);
@@ -149,18 +150,18 @@ Tensors::Tensors(Problem const& problem) : mProblem(problem) {
   }
   placeQueries();
   double const strength = double(p.score_std) / (std::fabs(double(p.softmaxScale())) * std::sqrt(p.head_dim));
-  auto const fill = [&](Tensor& t, int heads, double factor, bool to_length) {
+  auto const fill = [&](Tensor& t, int heads, double factor, bool to_length, double mean = 0.0) {
     for (int b = 0; b < p.batch; ++b) {
       for (int h = 0; h < heads; ++h) {
         for (int row = 0; row < (to_length ? p.keysOf(b) : p.rowsOf(b)); ++row) {
-          for (int d = 0; d < t.dim; ++d) t.set(b, h, row, d, normal(random) * factor);
+          for (int d = 0; d < t.dim; ++d) t.set(b, h, row, d, mean + normal(random) * factor);
         }
       }
     }
   };
   fill(mQuery, p.heads_q, strength, false);
   fill(mKey, p.heads_kv, 1.0, true);
-  fill(mValue, p.heads_kv, 1.0, true);
+  fill(mValue, p.heads_kv, 1.0, true, double(p.value_mean));
   if (p.growth != 0.0f) makeGrow();
   for (int length : p.kv_lengths) mLengths.push_back(length);
   for (int i = 0; i < (p.sinks == 2 ? p.heads_q : p.sinks); ++i) mSinks.push_back(float(normal(random) * 3));

@@ -16,6 +16,7 @@
 #include "launched.h"
 #include "named_cases.h"
 #include "problem.h"
+#include "sizes.h"
 
 namespace kernel_tests {
 namespace {
@@ -358,6 +359,9 @@ int runAll(std::string const& words) {
     }
   }
   for (Problem const& p : oddProblems()) {
+    tally.take(p.describe(), [&] { return run(p); });
+  }
+  for (Problem const& p : longProblems()) {
     tally.take(p.describe(), [&] { return run(p); });
   }
   for (AppendCase const& c : appendCases()) {
