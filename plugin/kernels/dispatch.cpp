@@ -160,6 +160,7 @@ ForwardParams resolve(FlashAttentionArgs const& a) {
   p.page_table = a.page_table;
   p.page_table_stride = a.page_table_stride;
   p.page_bits = a.page_table == nullptr ? 0 : bitsOfPage(a.page_size);
+  p.page_count = a.page_table == nullptr ? 0 : a.page_count;
   p.last_page = a.page_table == nullptr ? 0 : uint32_t(larger(a.page_count, 1) - 1);
   p.pack = p.splits = 1;
   return p;

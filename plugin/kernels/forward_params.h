@@ -45,8 +45,9 @@ struct ForwardParams {
   int64_t page_table_stride;
   int page_bits;  // a page has 2^page_bits keys
   uint32_t last_page;
-  int pack;    // query heads in the rows of one tile: 1 or `group` (geometry.h, placeOf)
-  int splits;  // blocks that share the keys of a tile of rows; above 1 they write the next three instead
+  int page_count;  // the caller's, by which the emulation knows where the pool ends; last_page is made of it
+  int pack;        // query heads in the rows of one tile: 1 or `group` (geometry.h, placeOf)
+  int splits;      // blocks that share the keys of a tile of rows; above 1 they write the next three instead
   float* partial_output;  // [splits, B, Hq, Sq, Dv]
   float* partial_max;     // [splits, B, Hq, Sq]: what weights were taken against, a natural score
   float* partial_sum;     // [splits, B, Hq, Sq]: of the weights, without the sink

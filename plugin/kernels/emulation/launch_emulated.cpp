@@ -58,7 +58,7 @@ void addTensors(kernels::ForwardParams const& p, size_t element_bytes) {
   bool const packed_q = p.cu_seqlens_q != nullptr, packed_kv = p.cu_seqlens_kv != nullptr;
   Rows const queries = packed_q ? Rows{1, p.total_q} : Rows{p.batch, p.seqlen_q};
   Rows const keys = packed_kv                 ? Rows{1, p.total_kv}
-                    : p.page_table != nullptr ? Rows{int64_t(p.last_page) + 1, 1 << p.page_bits}
+                    : p.page_table != nullptr ? Rows{p.page_count, 1 << p.page_bits}
                                               : Rows{p.batch, p.seqlen_kv};
   machine().global.clear();
   add("query", p.query, p.q_heads, queries, p.head_dim, false);
@@ -154,6 +154,12 @@ int launch(kernels::AppendParams const& params, size_t element_bytes, int64_t bl
            int shared_bytes, void (*kernel)(kernels::AppendParams const&), char const* name) {
   return launchWith(params, element_bytes, blocks, threads, shared_bytes, kernel, name);
 }
+
+GuardBand::GuardBand(void const* begin, size_t bytes) : mBegin(begin) {
+  machine().global.guard(begin, static_cast<char const*>(begin) + bytes);
+}
+
+GuardBand::~GuardBand() { machine().global.unguard(mBegin); }
 
 std::set<std::string> launchedKernels() {
   std::lock_guard<std::mutex> const lock(launched.mutex);

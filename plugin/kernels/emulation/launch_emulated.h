@@ -27,6 +27,19 @@ int launch(kernels::ForwardParams const& params, size_t element_bytes, int64_t b
 int launch(kernels::AppendParams const& params, size_t element_bytes, int64_t blocks, int threads,
            int shared_bytes, void (*kernel)(kernels::AppendParams const&), char const* name);
 
+// While it lives, an access of this host thread's launches to this memory is a fault, whatever tensors they
+// name: for memory around what a caller was told to give.
+class GuardBand {
+ public:
+  GuardBand(void const* begin, size_t bytes);
+  ~GuardBand();
+  GuardBand(GuardBand const&) = delete;
+  GuardBand& operator=(GuardBand const&) = delete;
+
+ private:
+  void const* mBegin;
+};
+
 // The names of all kernels that were launched in this process, as typeid has them.
 std::set<std::string> launchedKernels();
 

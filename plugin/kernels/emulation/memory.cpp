@@ -135,8 +135,23 @@ void GlobalMemory::add(char const* name, void const* begin, void const* end, boo
   mTensors.push_back({name, uintptr_t(begin), uintptr_t(end), writable});
 }
 
+void GlobalMemory::guard(void const* begin, void const* end) {
+  mBands.push_back({uintptr_t(begin), uintptr_t(end)});
+}
+
+void GlobalMemory::unguard(void const* begin) {
+  auto const same = [begin](Band const& band) { return band.begin == uintptr_t(begin); };
+  mBands.erase(std::find_if(mBands.begin(), mBands.end(), same));
+}
+
 std::string GlobalMemory::check(void const* p, size_t bytes, size_t alignment, bool write) const {
   uintptr_t const address = uintptr_t(p);
+  for (Band const& band : mBands) {
+    if (address < band.end && address + bytes > band.begin) {
+      return std::string(write ? "writes " : "reads ") + number(bytes) + " bytes in a guard band, " +
+             number(address - band.begin) + " bytes from its start";
+    }
+  }
   std::string nearest = "; the launch has no tensor";
   uintptr_t distance = UINTPTR_MAX;
   bool only_input = false;

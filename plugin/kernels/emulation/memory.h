@@ -81,13 +81,21 @@ class GlobalMemory {
   void add(char const* name, void const* begin, void const* end, bool writable);
   std::string check(void const* p, size_t bytes, size_t alignment, bool write) const;
 
+  // Memory that is no tensor's, whatever a launch says; clear() leaves it.
+  void guard(void const* begin, void const* end);
+  void unguard(void const* begin);
+
  private:
+  struct Band {
+    uintptr_t begin, end;
+  };
   struct Tensor {
     char const* name;
     uintptr_t begin, end;
     bool writable;
   };
   std::vector<Tensor> mTensors;
+  std::vector<Band> mBands;
 };
 
 }  // namespace flash_export::emulation

@@ -10,32 +10,36 @@
 namespace kernel_tests {
 namespace {
 
-// [outer, rows, heads, dim] or [outer, heads, rows, dim], `gap` elements behind every row.
+// [outer, rows, heads, dim] or [outer, heads, rows, dim], `gap` elements behind every row and `before` ahead.
 struct Array {
-  int outer, heads, rows, dim, gap, bytes;
+  int outer, heads, rows, dim, gap, bytes, before;
   bool heads_first;
   std::vector<unsigned char> storage;
 
-  Array(AppendCase const& c, int outer_size, int row_count, int head_dim, uint32_t seed)
+  // `number`: of 1 ... 4, as AppendCase::shifted has them.
+  Array(AppendCase const& c, int outer_size, int row_count, int head_dim, int number)
       : outer(outer_size),
         heads(c.heads),
         rows(row_count),
         dim(head_dim),
         gap(c.gap),
         bytes(c.dtype == kFlashFloat32 ? 4 : 2),
+        before(c.shifted == number ? 1 : 0),
         heads_first(c.heads_first) {
     storage.resize(size_t(outer) * size_t(heads) * size_t(rows) * size_t(dim + gap) * size_t(bytes));
-    std::mt19937 random{seed};
+    storage.resize(storage.size() + size_t(before * bytes));
+    std::mt19937 random{uint32_t(number)};
     for (unsigned char& byte : storage) byte = static_cast<unsigned char>(random());  // NaN patterns too
   }
   FlashTensor view() {
     int64_t const step = dim + gap, all = step * heads * rows;
-    if (heads_first) return {storage.data(), all, step * rows, step};
-    return {storage.data(), all, step, step * heads};
+    unsigned char* const first = storage.data() + before * bytes;
+    if (heads_first) return {first, all, step * rows, step};
+    return {first, all, step, step * heads};
   }
   unsigned char* at(int o, int h, int row) {
     int const index = heads_first ? (o * heads + h) * rows + row : (o * rows + row) * heads + h;
-    return storage.data() + size_t(index) * size_t(dim + gap) * size_t(bytes);
+    return storage.data() + (size_t(index) * size_t(dim + gap) + size_t(before)) * size_t(bytes);
   }
 };
 
@@ -97,6 +101,7 @@ std::string AppendCase::describe() const {
   for (int length : kv_lengths) add("length ", length);
   for (int rows : rows_of) add("rows ", rows);
   if (gap != 0) s += " gaps";
+  if (shifted != 0) add("shifted ", shifted);
   if (heads_first) s += " heads-first";
   if (broken_table) s += " broken";
   return s;
@@ -105,7 +110,7 @@ std::string AppendCase::describe() const {
 std::vector<AppendCase> appendCases() {
   std::vector<AppendCase> all;
   for (FlashDtype dtype : {kFlashFloat16, kFlashBFloat16, kFlashFloat32}) {
-    std::vector<AppendCase> few(9);
+    std::vector<AppendCase> few(13);
     few[1].heads_first = true;
     few[1].page_size = 16;
     few[2].gap = 1;
@@ -129,6 +134,7 @@ std::vector<AppendCase> appendCases() {
     few[8].capacity = 512;
     few[8].kv_lengths = {255, 256, 511};
     few[8].wants_lengths = false;
+    for (int i = 1; i <= 4; ++i) few[size_t(8 + i)].shifted = i;
     for (AppendCase& c : few) c.dtype = dtype;
     all.insert(all.end(), few.begin(), few.end());
   }

@@ -17,7 +17,20 @@ REPOSITORY = Path(__file__).parents[3]
 KERNELS = REPOSITORY / "plugin/kernels"
 TESTS = REPOSITORY / "tests/plugin/kernels"
 UNITS = ["forward_fp16_plain", "forward_fp16_paged", "forward_fp16_general", "forward_fp32", "combine", "append"]
-TEST_SOURCES = ["append_cases", "judge", "launched", "places", "problem", "sink_cases", "sizes", "test_forward"]
+TEST_SOURCES = [
+    "append_cases",
+    "far_cases",
+    "judge",
+    "launched",
+    "memory_cases",
+    "places",
+    "problem",
+    "sink_cases",
+    "sizes",
+    "test_forward",
+]
+HOST_UNITS = ["append.cpp", "dispatch.cpp"]
+"""The door's own files."""
 FLAGS = ["-std=c++20", "-O1", "-ffp-contract=off"]
 SMALL_TABLE = re.compile(r"^FLASH_VARIANT\((Half|Float), (32|64),.*\n", re.MULTILINE)
 SEEDS = ("1", "7")
@@ -34,7 +47,7 @@ class Fault:
         old: text that is there once.
         new: what stands in its place.
         caught_as: what the report must say (a regular expression).
-        unit: the kernel source to compile with it.
+        unit: the kernel source to compile with it, or one of HOST_UNITS.
         cases: forward_tests runs those whose description holds this.
     """
 
@@ -63,7 +76,11 @@ def compile_source(source: Path, target: Path, kernels: Path) -> None:
 
 
 def compile_unit(unit: str, kernels: Path, folder: Path) -> Path:
-    """Compiles one kernel source for the emulation and returns its object file."""
+    """Compiles one kernel source for the emulation, or one of HOST_UNITS, and returns its object file."""
+    if unit in HOST_UNITS:
+        target = folder / f"{Path(unit).stem}_host.o"
+        compile_source(kernels / unit, target, kernels)
+        return target
     wrapper = folder / f"{unit}.cpp"
     wrapper.write_text(f'#include "{kernels}/{unit}.cu"\n')
     compile_source(wrapper, folder / f"{unit}.o", kernels)
@@ -85,10 +102,9 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         kernels = copy_kernels(folder)
-        self._objects = {unit: compile_unit(unit, kernels, folder) for unit in UNITS}
-        sources = [kernels / "dispatch.cpp", kernels / "append.cpp", *(kernels / "emulation").glob("*.cpp")]
+        self._objects = {unit: compile_unit(unit, kernels, folder) for unit in UNITS + HOST_UNITS}
         for source in [
-            *sources,
+            *(kernels / "emulation").glob("*.cpp"),
             *(TESTS / f"{name}.cpp" for name in TEST_SOURCES),
         ]:
             self._objects[str(source)] = folder / f"{source.stem}_host.o"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from plugin.kernels.fault_bench import Fault
 from plugin.kernels.faults_of_caches import FAULTS_OF_CACHES
 from plugin.kernels.faults_of_softmax import FAULTS_OF_SOFTMAX
+from plugin.kernels.faults_of_the_door import FAULTS_OF_THE_DOOR
 
 UNORDERED = "(race|still be reading|in flight|nothing has written)"
 """What a missing barrier is reported as: it depends on who comes first."""
@@ -264,4 +265,5 @@ FAULTS = [
     ),
     *FAULTS_OF_SOFTMAX,
     *FAULTS_OF_CACHES,
+    *FAULTS_OF_THE_DOOR,
 ]

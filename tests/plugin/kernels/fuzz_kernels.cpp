@@ -117,6 +117,7 @@ AppendCase drawAppend(Dice& dice) {
   c.seqlen_new = dice.from(0, 40);
   c.capacity = dice.from(0, 90);
   c.gap = dice.one<int>({0, 0, 1, 8});
+  c.shifted = dice.one<int>({0, 0, 0, 1, 2, 3, 4});
   c.heads_first = dice.once_in(2);
   c.page_size = dice.one<int>({0, 0, 16, 32, 64, 128, 256});
   c.broken_table = dice.once_in(3);

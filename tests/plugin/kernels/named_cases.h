@@ -15,4 +15,11 @@ struct NamedCase {
 // Sinks of NaN and of both infinities, over keys and over none, split and not.
 std::vector<NamedCase> sinkCases();
 
+// Strides beyond an int, of every tensor and side input that has one.
+std::vector<NamedCase> farCases();
+
+// A workspace of exactly the bytes that flashAttentionWorkspace says, for every compiled kernel; page tables
+// whose every entry is past the pool.
+std::vector<NamedCase> memoryCases();
+
 }  // namespace kernel_tests

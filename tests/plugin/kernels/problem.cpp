@@ -41,6 +41,27 @@ void store(FlashDtype dtype, unsigned char* p, double x) {
   std::memcpy(p, &bits, 2);
 }
 
+// So many bytes full of NaN, null of 0, between two guard bands.
+class Workspace {
+ public:
+  explicit Workspace(size_t bytes)
+      : mBytes(bytes),
+        mMemory(2 * kBand + bytes, 0xff),
+        mBefore(mMemory.data(), kBand),
+        mBehind(mMemory.data() + kBand + bytes, kBand) {}
+  void* data() { return mBytes == 0 ? nullptr : mMemory.data() + kBand; }
+
+ private:
+  static constexpr size_t kBand = 4096;
+  size_t mBytes;
+  std::vector<unsigned char> mMemory;
+  emulation::GuardBand mBefore, mBehind;
+};
+
+std::string answerOf(int status) {
+  return status == 0 ? "" : "status " + std::to_string(status) + ": " + flashEmulationError();
+}
+
 double lowest(FlashDtype dtype) {
   if (dtype == kFlashFloat16) return -65504.0;
   return dtype == kFlashBFloat16 ? double(emulation::bfloatToFloat(0xff7f))
@@ -307,20 +328,15 @@ std::string Tensors::checkGuards() const {
 }
 
 std::string launch(FlashAttentionArgs const& args, int splits) {
-  size_t const bytes = flashAttentionWorkspace(&args);
-  std::vector<float> workspace(bytes / sizeof(float), std::numeric_limits<float>::quiet_NaN());
-  int status = 0;
   if (splits == 0) {
-    status = flashAttentionLaunch(&args, workspace.empty() ? nullptr : workspace.data(), nullptr);
-  } else {
-    kernels::Plan plan = kernels::planFor(args, false, 0);
-    plan.splits = splits;
-    size_t const rows = size_t(args.batch) * size_t(args.q_num_heads) * size_t(args.seqlen_q);
-    workspace.assign(rows * size_t(splits) * size_t(args.v_head_dim + 2),
-                     std::numeric_limits<float>::quiet_NaN());
-    status = kernels::launchPlanned(args, plan, workspace.data(), nullptr);
+    Workspace workspace(flashAttentionWorkspace(&args));
+    return answerOf(flashAttentionLaunch(&args, workspace.data(), nullptr));
   }
-  return status == 0 ? "" : "status " + std::to_string(status) + ": " + flashEmulationError();
+  kernels::Plan plan = kernels::planFor(args, false, 0);
+  plan.splits = splits;
+  size_t const rows = size_t(args.batch) * size_t(args.q_num_heads) * size_t(args.seqlen_q);
+  Workspace workspace(rows * size_t(splits) * size_t(args.v_head_dim + 2) * sizeof(float));
+  return answerOf(kernels::launchPlanned(args, plan, workspace.data(), nullptr));
 }
 
 std::string run(Problem const& problem) {

@@ -367,7 +367,9 @@ int runAll(std::string const& words) {
   for (AppendCase const& c : appendCases()) {
     tally.take(c.describe(), [&] { return runAppend(c); });
   }
-  for (NamedCase const& c : sinkCases()) tally.take(c.name, c.run);
+  for (auto const& cases : {farCases(), memoryCases(), sinkCases()}) {
+    for (NamedCase const& c : cases) tally.take(c.name, c.run);
+  }
   if (words.empty()) {
     tally.take("every kernel was launched", [] {
       std::string const missing = kernelsNotLaunched();
