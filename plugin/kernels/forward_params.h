@@ -14,9 +14,8 @@ constexpr float kLn2 = 0.69314718055994531f;
 // weight: weights stay below 256, where fp16 and bf16 have their full precision and sums in fp32 have room.
 constexpr float kLazyGrowth = 8.0f;
 
-// FoldedSoftmax subtracts a rounded product of scale and maximum: off by up to 2^-24 of itself, and where
-// that is past 100 an exponential overflows. Up to this scale products of queries and keys up to 2^20 are far
-// below.
+// The largest scale * log2 e that FoldedSoftmax serves. Above it a product of queries and keys of 64 would
+// already make a row steep, which takes longer every tile; the other policies have no such rows.
 constexpr float kMaxFoldedScale = 1024.0f;
 
 struct ForwardParams {

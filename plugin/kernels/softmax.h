@@ -3,12 +3,14 @@
 // Online normaliser calculation: Milakov & Gimelshein 2018, arXiv:1805.02867, Alg. 3.
 //
 // Three policies, one interface: weight(score, offset(row_max)) = e^(score - row_max) in their own score
-// units, and shrink(old, new) is what a sum of weights against `old` becomes against `new`, exactly 1 where
-// they are equal (a weight() of the old maximum would be off by a rounding, and drift over thousands of
-// tiles).
+// units (of a row that is steep(row_max), weight(score - row_max, offset)), and shrink(old, new) is what a
+// sum of weights against `old` becomes against `new`, exactly 1 where they are equal (a weight() of the old
+// maximum would be off by a rounding, and drift over thousands of tiles).
 //   FoldedSoftmax   scores are Q.K as the tensor cores leave it; scale and log2 e are folded into one
 //   multiply-add
-//                   an exponent. Needs scale > 0 and nothing added to the scores.
+//                   an exponent. Needs scale > 0 and nothing added to the scores. Where the product of
+//                   maximum and scale is so large that its rounding would show, a row is steep: its maximum
+//                   is subtracted first.
 //   NaturalSoftmax  scores are scale * Q.K with softcap and bias: natural units. The maximum is subtracted
 //   before
 //                   the product with log2 e, so a row filled with finfo.min does not overflow.
@@ -43,15 +45,27 @@ FLASH_DEVICE float expPrecise(float x) {
   return x < -87.0f ? 0.0f : y * power;
 }
 
+// -inf - (-inf) is NaN: while a row has seen no key, weights are taken against 0 instead.
+FLASH_DEVICE float finiteMaximum(float row_max) { return row_max == kNegativeInfinity ? 0.0f : row_max; }
+
 FLASH_DEVICE float expApprox(float x) { return ops::exp2Approx(x * kLog2E); }
 
 struct FoldedSoftmax {
   static constexpr bool kRawScores = true;
+  // Of |maximum * scale * log2 e|: the product's rounding moves the row's weights by up to 2^-24 of this in
+  // log2 units. At 2^16 that is less than an output's own rounding; past 2^28 weights would overflow fp16.
+  static constexpr float kSteep = 65536.0f;
   float scale, scale_log2, growth;
   FLASH_DEVICE explicit FoldedSoftmax(ForwardParams const& p)
       : scale(p.scale), scale_log2(p.scale_log2), growth(p.lazy_growth) {}
-  FLASH_DEVICE float limit(float row_max) const { return row_max + growth; }
-  FLASH_DEVICE float offset(float row_max) const { return row_max * scale_log2; }
+  FLASH_DEVICE bool steep(float row_max) const {
+    float const product = finiteMaximum(row_max) * scale_log2;
+    return product > kSteep || product < -kSteep;
+  }
+  FLASH_DEVICE float limit(float row_max) const {
+    return steep(row_max) ? kNegativeInfinity : row_max + growth;
+  }
+  FLASH_DEVICE float offset(float row_max) const { return steep(row_max) ? 0.0f : row_max * scale_log2; }
   FLASH_DEVICE float weight(float score, float offset) const {
     return ops::exp2Approx(ops::multiplyAdd(score, scale_log2, -offset));
   }
@@ -65,6 +79,7 @@ struct FoldedSoftmax {
 struct NaturalSoftmax {
   static constexpr bool kRawScores = false;
   FLASH_DEVICE explicit NaturalSoftmax(ForwardParams const&) {}
+  FLASH_DEVICE bool steep(float) const { return false; }
   FLASH_DEVICE float limit(float row_max) const { return row_max + kLazyGrowth * kLn2; }
   FLASH_DEVICE float offset(float row_max) const { return row_max; }
   FLASH_DEVICE float weight(float score, float offset) const { return exp(score - offset); }
@@ -80,24 +95,23 @@ struct PreciseSoftmax : NaturalSoftmax {
   static FLASH_DEVICE float exp(float x) { return expPrecise(x); }
 };
 
-// -inf - (-inf) is NaN: while a row has seen no key, weights are taken against 0 instead.
-FLASH_DEVICE float finiteMaximum(float row_max) { return row_max == kNegativeInfinity ? 0.0f : row_max; }
-
 // A row so far. Its weights are taken against `maximum`, which is of an earlier tile until a score passes
-// `limit`: most tiles then leave sum and output as they are. What each row does is its own matter, so its
-// bits are too.
+// `limit`: most tiles then leave sum and output as they are. Every score passes the limit of a steep row.
+// What each row does is its own matter, so its bits are too.
 struct RowState {
-  float maximum, limit;  // kNegativeInfinity: no key was seen yet
-  float offset;          // the policy's, of `maximum`
+  float maximum;  // kNegativeInfinity: no key was seen yet
+  float limit;    // the policy's, of `maximum`
+  float offset;   // likewise
   float sum;
 
   FLASH_DEVICE void clear() { *this = {kNegativeInfinity, kNegativeInfinity, 0.0f, 0.0f}; }
 
-  // Takes the weights of all later scores against `tile_maximum` if it is past the limit. Returns what the
-  // output so far must be multiplied by; 1 where nothing moved.
+  // Takes the weights of all later scores against `tile_maximum` if it is past the limit and larger than the
+  // maximum (of a steep row the limit says nothing). Returns what the output so far must be multiplied by; 1
+  // where nothing moved.
   template <class Softmax>
   FLASH_DEVICE float raise(Softmax const& policy, float tile_maximum) {
-    if (!(tile_maximum > limit)) return 1.0f;
+    if (!(tile_maximum > limit && tile_maximum > maximum)) return 1.0f;
     float const shrink = policy.shrink(maximum, tile_maximum);
     *this = {tile_maximum, policy.limit(tile_maximum), policy.offset(tile_maximum), sum * shrink};
     return shrink;

@@ -30,7 +30,7 @@ struct TileSoftmax {
         past_limit = past_limit || largest > rows[m][h].limit;
       }
     }
-    if (ops::anyLane(past_limit)) rescale(policy, rows, tile_max, out);
+    if (ops::anyLane(past_limit)) rescale(policy, rows, tile_max, s, out);
     FLASH_UNROLL
     for (int m = 0; m < Shape::kFragmentsQ; ++m) {
       FLASH_UNROLL
@@ -52,9 +52,9 @@ struct TileSoftmax {
   }
 
  private:
-  // Rows whose maximum passed their limit move to it.
+  // Rows whose maximum passed their limit move to it; the scores of steep rows become distances from it.
   static FLASH_DEVICE void rescale(Softmax const& policy, Rows& rows,
-                                   float const (&tile_max)[Shape::kFragmentsQ][2], Output& out) {
+                                   float const (&tile_max)[Shape::kFragmentsQ][2], Scores& s, Output& out) {
     FLASH_UNROLL
     for (int m = 0; m < Shape::kFragmentsQ; ++m) {
       FLASH_UNROLL
@@ -68,6 +68,13 @@ struct TileSoftmax {
         for (int n = 0; n < Shape::kFragmentsOut; ++n) {
           out[m][n][h * 2] *= shrink;
           out[m][n][h * 2 + 1] *= shrink;
+        }
+        if (policy.steep(rows[m][h].maximum)) {
+          FLASH_UNROLL
+          for (int n = 0; n < Shape::kFragmentsKv; ++n) {
+            s[m][n][h * 2] -= rows[m][h].maximum;
+            s[m][n][h * 2 + 1] -= rows[m][h].maximum;
+          }
         }
       }
     }

@@ -7,6 +7,8 @@ from plugin.kernels.fault_bench import Fault
 
 GROWING = "D 64 Dv 64 rows-first std 0.5 growth 4.25"
 """Every tile of 64 keys passes the maximum so far by 2^8.5 in every other row."""
+HUGE = "D 64 Dv 64 rows-first scale 0.125 std 1.44e+08 key-std 12000"
+"""Scores of 2^28: a rounding of them is past an exponential's range."""
 
 FAULTS_OF_SOFTMAX = [
     Fault(
@@ -82,8 +84,8 @@ FAULTS_OF_SOFTMAX = [
     Fault(
         name="growth_not_in_the_units_of_the_scores",
         file="softmax.h",
-        old="return row_max + growth; }",
-        new="return row_max + growth * 16.0f; }",
+        old=": row_max + growth;",
+        new=": row_max + growth * 16.0f;",
         caught_as=r"output \d+ is -?(nan|inf)",
         cases=GROWING,
     ),
@@ -152,6 +154,38 @@ FAULTS_OF_SOFTMAX = [
         new="",
         caught_as=r"(max error .* > |is -?(nan|inf)|lse of row)",
         cases=GROWING,
+    ),
+    Fault(
+        name="huge_scores_less_a_rounded_product",
+        file="softmax.h",
+        old="kSteep = 65536.0f;",
+        new="kSteep = 1e30f;",
+        caught_as=r"output \d+ is -?(nan|inf)",
+        cases=HUGE,
+    ),
+    Fault(
+        name="steep_rows_unlike_others_only_when_they_move",
+        file="softmax.h",
+        old="return steep(row_max) ? kNegativeInfinity : row_max + growth;",
+        new="return row_max + growth;",
+        caught_as=r"(max error .* > |is -?(nan|inf))",
+        cases=HUGE,
+    ),
+    Fault(
+        name="steep_rows_move_to_smaller_maxima",
+        file="softmax.h",
+        old="tile_maximum > limit && tile_maximum > maximum",
+        new="tile_maximum > limit",
+        caught_as=r"(max error .* > |is -?(nan|inf))",
+        cases=HUGE,
+    ),
+    Fault(
+        name="distances_of_half_a_steep_row",
+        file="tile_softmax.h",
+        old="            s[m][n][h * 2 + 1] -= rows[m][h].maximum;\n",
+        new="",
+        caught_as=r"(max error .* > |is -?(nan|inf))",
+        cases=HUGE,
     ),
     Fault(
         name="long_sums_key_by_key_in_fp32",

@@ -111,6 +111,7 @@ std::string Problem::describe() const {
   if (sinks != 0) add("sinks", sinks);
   if (!wants_lse) s += " no-lse";
   if (score_std != 2.5f) add("std", double(score_std));
+  if (key_std != 1.0f) add("key-std", double(key_std));
   if (value_mean != 0.0f) add("value-mean", double(value_mean));
   if (growth != 0.0f) add("growth", double(growth));
   if (splits != 0) add("splits", splits);
@@ -170,7 +171,8 @@ Tensors::Tensors(Problem const& problem) : mProblem(problem) {
     placeKeys();
   }
   placeQueries();
-  double const strength = double(p.score_std) / (std::fabs(double(p.softmaxScale())) * std::sqrt(p.head_dim));
+  double const strength =
+      double(p.score_std) / (std::fabs(double(p.softmaxScale())) * std::sqrt(p.head_dim) * double(p.key_std));
   auto const fill = [&](Tensor& t, int heads, double factor, bool to_length, double mean = 0.0) {
     for (int b = 0; b < p.batch; ++b) {
       for (int h = 0; h < heads; ++h) {
@@ -181,7 +183,7 @@ Tensors::Tensors(Problem const& problem) : mProblem(problem) {
     }
   };
   fill(mQuery, p.heads_q, strength, false);
-  fill(mKey, p.heads_kv, 1.0, true);
+  fill(mKey, p.heads_kv, double(p.key_std), true);
   fill(mValue, p.heads_kv, 1.0, true, double(p.value_mean));
   if (p.growth != 0.0f) makeGrow();
   for (int length : p.kv_lengths) mLengths.push_back(length);
@@ -192,11 +194,11 @@ Tensors::Tensors(Problem const& problem) : mProblem(problem) {
 // The first number of queries and keys carries it.
 void Tensors::makeGrow() {
   Problem const& p = mProblem;
-  double const step = double(p.growth) * std::log(2.0) / double(p.softmaxScale());
+  double const step = double(p.growth) * std::log(2.0) / (double(p.softmaxScale()) * double(p.key_std));
   for (int b = 0; b < p.batch; ++b) {
     for (int i = 0; i < p.heads_q * p.rowsOf(b); ++i) {
       int const row = i % p.rowsOf(b);
-      mQuery.set(b, i / p.rowsOf(b), row, 0, row % 2 == 0 ? 1.0 : 0.5);
+      mQuery.set(b, i / p.rowsOf(b), row, 0, (row % 2 == 0 ? 1.0 : 0.5) * double(p.key_std));
     }
     for (int i = 0; i < p.heads_kv * p.keysOf(b); ++i) {
       int const key = i % p.keysOf(b);

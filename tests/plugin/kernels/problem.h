@@ -46,6 +46,7 @@ struct Problem {
   int page_size = 0;                           // keys and values in pages; 0: not paged
   int splits = 0;          // blocks that share the keys of a row; 0: as a launch with a workspace plans it
   float score_std = 2.5f;  // the query is scaled so; at 1 a softmax is too flat to show a wrong mask
+  float key_std = 1.0f;
   float value_mean = 0.0f;
   // Every 32 keys, from the last to the first, scores rise by this times log2 e in even rows, half as much in
   // odd ones.

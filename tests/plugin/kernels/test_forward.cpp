@@ -354,6 +354,9 @@ int runAll(std::string const& words) {
       if (v.general() && v.dtype != kFlashFloat32) common.softcap = 1000.0f;
       problems.push_back(common);
     }
+    for (Problem const& huge : hugeProblems(v)) {
+      problems.push_back(v.features == Features::kPaged ? inPages({huge})[0] : huge);
+    }
     for (Problem const& p : problems) {
       tally.take(p.describe(), [&] { return runOn(v, p); });
     }
