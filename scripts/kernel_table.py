@@ -10,6 +10,8 @@ cores of an A100 need for it (8 clocks for one HMMA.16816 on each quarter of a m
 of that quarter needs: one clock an instruction issued, or 8 a MUFU. Above 1 the tensor cores set the pace, and what is
 above 1 is the room for the stalls that no count shows.
 
+Plain and Paged kernels have a second such loop, over the tiles that a mask touches: counted alike, without a gate.
+
 Helpers are listed with the loop that moves their data: of Combine one column of one split, of Append 16 bytes of a row.
 
 Ends with 0: all gates hold; 1: one does not; 5: cuobjdump or nvdisasm is not here (``pip install nvidia-cuda-cuobjdump
@@ -42,7 +44,7 @@ from kernel_resources import (
     read_variants,
     strangers,
 )
-from machine_code import NEEDED, Listing, fragment_leads, hot_loop, read_listings
+from machine_code import NEEDED, Listing, fragment_leads, loops_with, read_listings
 
 HMMA_CLOCKS = 8
 MUFU_CLOCKS = 8
@@ -70,6 +72,8 @@ MULTIPROCESSORS = {
 }
 MULTIPLIES = {"Combine": "FFMA", "Append": "STG"}
 """What the hot loop of a helper is known by."""
+TWO_LOOPS = ("Plain", "Paged")
+"""Feature classes with a loop of its own for the tiles that a mask touches."""
 RESERVED_SHARED_BYTES = 1 << 10
 """That the system takes of every block."""
 
@@ -86,6 +90,11 @@ class Budget:
     lead: int = 0
 
 
+def ratio_of(counts: Counter[str]) -> float:
+    """The tensor-bound ratio of a loop's way round."""
+    return HMMA_CLOCKS * counts["HMMA"] / max(counts.total(), MUFU_CLOCKS * counts["MUFU"])
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class HotLoop:
     """Instructions of one kernel's hot loop, a warp and an iteration.
@@ -94,6 +103,7 @@ class HotLoop:
         counts: of the shortest way round, by opcode.
         size: how many the loop has in all.
         leads: instructions between the load of each fragment and its first use.
+        masked: as ``counts``, of the loop over masked tiles; empty where a kernel has one loop for all.
         wide_stores: stores of 16 bytes that the kernel has, outside the loop too.
     """
 
@@ -103,6 +113,7 @@ class HotLoop:
     size: int = 0
     leads: tuple[int, ...] = ()
     wide_stores: int = 1
+    masked: Counter[str] = dataclasses.field(default_factory=Counter)
 
     @property
     def total(self) -> int:
@@ -112,7 +123,7 @@ class HotLoop:
     @property
     def ratio(self) -> float:
         """Clocks of the tensor cores over those of the busiest other unit; 0 where none are used."""
-        return HMMA_CLOCKS * self.counts["HMMA"] / max(self.total, MUFU_CLOCKS * self.counts["MUFU"])
+        return ratio_of(self.counts)
 
 
 # fmt: off
@@ -129,8 +140,8 @@ BUDGETS = {
     ("16-bit", 64, "General"): Budget(total=525, hmma=64, ldsm=36, mufu=32),
     ("16-bit", 128, "General"): Budget(total=650, hmma=128, ldsm=72, mufu=32),
     ("16-bit", 256, "General"): Budget(total=580, hmma=128, ldsm=80, mufu=16),
-    ("fp32", 32, "General"): Budget(total=70),
-    ("fp32", 64, "General"): Budget(total=115),
+    ("fp32", 32, "General"): Budget(total=210),
+    ("fp32", 64, "General"): Budget(total=210),
     ("fp32", 128, "General"): Budget(total=210),
     ("fp32", 256, "General"): Budget(total=210),
     ("16-bit", 0, "Combine"): Budget(total=60),
@@ -166,14 +177,16 @@ def read_hot_loops(library: Path, architectures: list[str]) -> list[HotLoop]:
 
 def loop_of(listing: Listing, variant: Variant, architecture: str) -> list[HotLoop]:
     """The hot loop of one kernel; empty where it has none."""
-    loop = hot_loop(
+    loops = loops_with(
         listing, MULTIPLIES.get(variant[5]) or ("FFMA" if variant[0] == "Float" else "HMMA"), needed_by(variant)
     )
-    if loop is None:
+    if not loops:
         return []
-    counts = Counter(instruction.opcode for instruction in loop.path)
+    counts, *others = (Counter(instruction.opcode for instruction in loop.path) for loop in loops)
+    masked = others[0] if others and variant[5] in TWO_LOOPS else Counter[str]()
     wide = sum(i.opcode == "STG" and i.operands.startswith(".E.128") for i in listing.instructions)
-    return [HotLoop(variant, architecture, counts, loop.size, tuple(fragment_leads(loop.path)), wide)]
+    leads = tuple(fragment_leads(loops[0].path))
+    return [HotLoop(variant, architecture, counts, loops[0].size, leads, wide, masked)]
 
 
 def needed_by(variant: Variant) -> frozenset[str]:
@@ -244,15 +257,21 @@ kernels. No number here is a measured speed.
 A table an architecture, a row a kernel. *Registers* a thread, *shared* memory a block, *blocks* that a multiprocessor
 runs at a time, by registers, shared memory and threads.
 
-*Instructions* a warp and a tile of keys, in the loop that runs most: in Plain kernels the tiles without a mask (all but
-one or two a row of tiles, causal or not), in Paged ones the same of a paged cache, in the others all tiles; in fp32
-kernels, which loop inside a tile, one step of that. Counted is the shortest way round that leaves out no product and no
-copy: a tile without a mask and a bias, in which no maximum grows so far that its row is rescaled. *In all* is what the
-loop holds. *Ratio*: clocks of the tensor cores over those of the busiest other unit; above 1 the tensor cores
-set the pace. It is in an A100's clocks, so only sm_80 has it. *Lead*: the fewest instructions, and the median, between
-a fragment's load and the product that takes it; where it is short, a warp waits for its load, and another warp must
-fill the gap. The gates, on sm_80, are 2.2 for the ratio of head dim 128 and 1.8 for 64, paged 1.9 and 1.6, and 5 for
-the lead.
+*Instructions* a warp and a tile of keys, in the loop that runs most: in Plain kernels the tiles without a mask, in
+Paged ones the same of a paged cache, in the others all tiles; in fp32 kernels, which loop inside a tile, 8 numbers of
+the head dim in the first product. Counted is the shortest way round that leaves out no product and no copy: a tile
+without a mask and a bias, in which no maximum grows so far that its row is rescaled. *In all* is what the loop holds.
+*Ratio*: clocks of the tensor cores over those of the busiest other unit; above 1 the tensor cores set the pace. It is
+in an A100's clocks, so only sm_80 has it. *Lead*: the fewest instructions, and the median, between a fragment's load
+and the product that takes it; where it is short, a warp waits for its load, and another warp must fill the gap.
+
+The gates are on sm_80. Every kernel has a budget of instructions. Plain and Paged kernels also have gates of 2.2 for
+the ratio of head dim 128 and 1.8 for 64, paged 1.9 and 1.6, and of 5 for the lead. General kernels have neither:
+theirs are smaller tiles, and they serve what the others do not.
+
+*Masked* and *its ratio* are the same of the loop over the tiles that a mask touches, in kernels that have one: the
+last tile of keys where it is not whole, and with a causal mask those on the diagonal, which of all tiles are
+{diagonal}. A window adds as many at its other end.
 
 *Combine* puts together what the splits of a row found, where few queries meet many keys; its loop is one split of one
 output column, which the compiler also has four at a time. *Append* writes new keys and values into a cache; its loop is
@@ -264,12 +283,15 @@ PTX_SECTION = """
 All {count} kernels are in the library as PTX for {architecture} too, from which a driver makes machine code for an
 architecture without a table here. It has no registers and no machine code to count before that.
 """
-COLUMNS = "kernel|queries x keys|warps|registers|shared|blocks|instructions|in all|HMMA|LDSM|MUFU|FFMA|ratio|lead"
+COLUMNS = (
+    "kernel|queries x keys|warps|registers|shared|blocks|instructions|in all|HMMA|LDSM|MUFU|FFMA|ratio|lead|"
+    "masked|its ratio"
+)
 
 
 def page(loops: list[HotLoop], resources: list[Resources], variants: list[Variant], ptx: dict[str, int]) -> str:
     """docs/kernels.md; ``ptx``: how many kernels there are as PTX, by virtual architecture."""
-    text = HEAD
+    text = HEAD.format(diagonal=shares_of_the_diagonal(variants))
     by_loop = {(loop.variant, loop.architecture): loop for loop in loops}
     by_place = {(r.variant, r.architecture): r for r in resources}
     kernels = variants + COMBINES + APPENDS
@@ -283,14 +305,30 @@ def page(loops: list[HotLoop], resources: list[Resources], variants: list[Varian
     return text
 
 
+def shares_of_the_diagonal(variants: list[Variant]) -> str:
+    """What part of the visited tiles a causal mask touches, in Plain kernels and for as many keys as queries."""
+    shares = []
+    for length in (1024, 4096, 16384):
+        found = set()
+        for _, _, tile_q, tile_kv, _, features in variants:
+            if features == "Plain":
+                visited = [-(-(first + tile_q) // tile_kv) for first in range(0, length, tile_q)]
+                whole = [(first + 1) // tile_kv for first in range(0, length, tile_q)]
+                found.add(f"{1 - sum(whole) / sum(visited):.0%}")
+        shares.append(f"{' or '.join(sorted(found))} at {length:,}")
+    return f"{', '.join(shares)} tokens"
+
+
 def row(loop: HotLoop, resources: Resources) -> str:
     """One line of a table."""
     v = loop.variant
-    ratio = f"{loop.ratio:.2f}" if loop.architecture == MODELLED and loop.ratio > 0 else "-"
+    ratio, masked_ratio = (f"{r:.2f}" if loop.architecture == MODELLED and r > 0 else "-"
+                           for r in (loop.ratio, ratio_of(loop.masked) if loop.masked else 0.0))  # fmt: skip
     lead = f"{min(loop.leads)}, {statistics.median(loop.leads):.0f}" if loop.leads else "-"
     cells = [name(v), f"{v[2]} x {v[3]}" if v[1] else "-", v[4], resources.registers]
     cells += [f"{shared_bytes(v) >> 10} KB", blocks_at_a_time(resources), loop.total, loop.size]
     cells += [*(loop.counts[op] for op in ("HMMA", "LDSM", "MUFU", "FFMA")), ratio, lead]
+    cells += [loop.masked.total() or "-", masked_ratio]
     return f"| {' | '.join(map(str, cells))} |\n"
 
 

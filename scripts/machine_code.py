@@ -79,8 +79,8 @@ def read_listings(text: str) -> Iterator[Listing]:
         yield listing
 
 
-def hot_loop(listing: Listing, opcode: str, needed: frozenset[str] = NEEDED) -> Loop | None:
-    """The innermost loop that holds ``opcode`` and has the shortest way round; None: no loop does."""
+def loops_with(listing: Listing, opcode: str, needed: frozenset[str] = NEEDED) -> list[Loop]:
+    """The innermost loops that hold ``opcode``, the one with the shortest way round first: the hot loop."""
     spans = {}
     for end in range(len(listing.instructions)):
         start = listing.jump(end)
@@ -89,10 +89,8 @@ def hot_loop(listing: Listing, opcode: str, needed: frozenset[str] = NEEDED) -> 
             if path and any(i.opcode == opcode for i in path):
                 spans[start, end] = path
     innermost = [a for a in spans if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in spans)]
-    if not innermost:
-        return None
-    start, end = min(innermost, key=lambda span: len(spans[span]))
-    return Loop(spans[start, end], end - start + 1)
+    innermost.sort(key=lambda span: len(spans[span]))
+    return [Loop(spans[start, end], end - start + 1) for start, end in innermost]
 
 
 def way_round(listing: Listing, start: int, end: int, needed: frozenset[str]) -> list[Instruction] | None:

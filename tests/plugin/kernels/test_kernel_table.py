@@ -79,24 +79,41 @@ def script(repo_root: Path) -> ModuleType:
 def test_the_hot_loop_is_the_shortest_innermost_one_that_multiplies(script: ModuleType) -> None:
     (listing,) = script.read_listings(NESTED_LOOPS)
     assert listing.function == FUNCTION
-    assert [i.opcode for i in script.hot_loop(listing, "HMMA").path] == ["HMMA", "MUFU", "BRA"]
-    assert script.hot_loop(listing, "FFMA") is None
+    hot, other = script.loops_with(listing, "HMMA")
+    assert [i.opcode for i in hot.path] == ["HMMA", "MUFU", "BRA"]
+    assert [i.opcode for i in other.path] == ["HMMA", "ISETP", "FSEL", "BRA"]
+    assert script.loops_with(listing, "FFMA") == []
+
+
+def test_the_masked_loop_is_the_second_one_of_kernels_that_have_two(script: ModuleType) -> None:
+    (listing,) = script.read_listings(NESTED_LOOPS)
+    (plain,) = script.loop_of(listing, PLAIN, "sm_80")
+    assert plain.masked == Counter(HMMA=1, ISETP=1, FSEL=1, BRA=1)
+    assert script.ratio_of(plain.masked) == pytest.approx(8 / 4)
+    (general,) = script.loop_of(listing, (*PLAIN[:5], "General"), "sm_80")
+    assert general.masked == Counter()
+
+
+def test_the_diagonal_is_the_smaller_a_part_the_longer_the_rows(script: ModuleType) -> None:
+    # Of 8, 32 and 128 tiles of 128 queries the last n sees n * (n + 1) tiles of 64 keys, 2 n of them on the diagonal.
+    shares = script.shares_of_the_diagonal([PLAIN, ("Half", 64, 64, 64, 4, "General")])
+    assert shares == "22% at 1,024, 6% at 4,096, 2% at 16,384 tokens"
 
 
 def test_what_most_tiles_jump_over_is_not_counted_and_what_every_tile_needs_is(script: ModuleType) -> None:
     (listing,) = script.read_listings(BRANCHES)
-    loop = script.hot_loop(listing, "HMMA")
+    (loop,) = script.loops_with(listing, "HMMA")
     assert loop.size == 13
     assert Counter(i.opcode for i in loop.path) == Counter(
         LDSM=1, FADD=1, HMMA=2, BSSY=1, BRA=3, LDG=1, LDGSTS=1, EXIT=1
     )
-    general = script.hot_loop(listing, "HMMA", script.NEEDED - {"LDG", "LDGSTS"})
+    (general,) = script.loops_with(listing, "HMMA", script.NEEDED - {"LDG", "LDGSTS"})
     assert "LDG" not in {i.opcode for i in general.path}
 
 
 def test_a_lead_is_what_lies_between_a_fragment_and_the_product_that_takes_it(script: ModuleType) -> None:
     (listing,) = script.read_listings(BRANCHES)
-    path = script.hot_loop(listing, "HMMA").path
+    path = script.loops_with(listing, "HMMA")[0].path
     assert script.fragment_leads(path) == [2]  # R10 of R8 ... R11; the first product takes none of them
 
 
@@ -146,11 +163,20 @@ def test_a_helper_has_the_loop_that_moves_its_data(script: ModuleType) -> None:
 def test_a_row_has_every_figure_of_its_kernel_and_a_ratio_on_the_modelled_architecture_alone(
     script: ModuleType,
 ) -> None:
-    for architecture, ratio in (("sm_80", "2.00"), ("sm_90", "-")):
-        loop = script.HotLoop(PLAIN, architecture, Counter(HMMA=128, LDSM=72, MUFU=32, FADD=280), 600, (7, 9))
+    for architecture, ratio, masked in (("sm_80", "2.00", "1.60"), ("sm_90", "-", "-")):
+        loop = script.HotLoop(
+            PLAIN,
+            architecture,
+            Counter(HMMA=128, LDSM=72, MUFU=32, FADD=280),
+            600,
+            (7, 9),
+            1,
+            Counter(HMMA=128, FSEL=512),
+        )
         line = script.row(loop, script.Resources(PLAIN, architecture, 185, 0, 0))
         assert line == (
-            f"| Half128Plain | 128 x 64 | 8 | 185 | 64 KB | 1 | 512 | 600 | 128 | 72 | 32 | 0 | {ratio} | 7, 8 |\n"
+            "| Half128Plain | 128 x 64 | 8 | 185 | 64 KB | 1 | 512 | 600 | 128 | 72 | 32 | 0 "
+            f"| {ratio} | 7, 8 | 640 | {masked} |\n"
         )
 
 
