@@ -148,8 +148,9 @@ std::string GlobalMemory::check(void const* p, size_t bytes, size_t alignment, b
   uintptr_t const address = uintptr_t(p);
   for (Band const& band : mBands) {
     if (address < band.end && address + bytes > band.begin) {
-      return std::string(write ? "writes " : "reads ") + number(bytes) + " bytes in a guard band, " +
-             number(address - band.begin) + " bytes from its start";
+      return std::string(write ? "writes " : "reads ") + number(bytes) +
+             " bytes outside every tensor; this is a guard band, " + number(address - band.begin) +
+             " bytes from its start";
     }
   }
   std::string nearest = "; the launch has no tensor";

@@ -5,6 +5,7 @@
 
 #include "../runner.h"
 #include "device_ops.h"
+#include "emulation/launch_emulated.h"
 #include "emulation/numbers.h"
 
 using namespace flash_export;
@@ -301,4 +302,17 @@ TEST(the_seed_decides_the_schedule) {
     EXPECT(firstWarpToArrive(seed) == firstWarpToArrive(seed), "a seed repeats its schedule");
   }
   EXPECT(errors.size() > 10, errors.size() << " different schedules in 19");
+}
+
+TEST(a_guard_band_is_no_part_of_the_tensor_that_it_lies_in_as_long_as_it_lives) {
+  auto const write = [](Buffer& b) { storeGlobal128(b.out + threadIndex() * 4, Words4{}); };
+  Buffer buffer{};
+  {
+    emulation::GuardBand const band(buffer.out + 21 * 4, 1);
+    std::string const error = launch(write, buffer);
+    EXPECT(error.find("thread 21: st.global") != std::string::npos, error);
+    EXPECT(error.find("16 bytes outside every tensor; this is a guard band, 0 bytes") != std::string::npos,
+           error);
+  }
+  EXPECT(launch(write, buffer).empty());
 }
