@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from rich.table import Table
 
@@ -26,6 +25,7 @@ from flash_export.op import DOMAIN
 from flash_export.talk import Talk, plain
 from flash_export.trials import Trial
 from flash_trt import engine_file, onnx_file, runners, tensor_files
+from flash_trt.compare_choice import Chooser, infer
 from flash_trt.compare_html import as_html, nearness
 from flash_trt.compare_inputs import InputOptions, plan_runs
 from flash_trt.onnx_file import OnnxFile
@@ -33,7 +33,7 @@ from flash_trt.ort_errors import one_line
 from flash_trt.output import check_outputs, files_read, write_atomically
 from flash_trt.plugin_library import sha256_of
 from flash_trt.rounding import more_roundings
-from flash_trt.verdict import Outputs, OutputVerdict, RunOutputs, judge_runs
+from flash_trt.verdict import OutputVerdict, RunOutputs, judge_runs
 
 COMPARISON_SCHEMA = 1
 _TF32_ROUNDOFF = 2.0**13
@@ -242,17 +242,17 @@ def _run_all(
     planned: Sequence[Sequence[Trial]], sides: _Sides, options: CompareOptions, talk: Talk
 ) -> Iterator[RunOutputs]:
     _require_same_inputs(sides, options)
-    refused: list[tuple[str, str]] = []
+    chooser = Chooser(sides.base, sides.model)
     numbers = itertools.count()
     for done, choices in enumerate(planned):
         talk.progress(choices[0].name, done, len(planned))
-        taken = _first_taken(choices, sides, refused)
+        taken = chooser.first_taken(choices)
         if taken is None:
             continue
         trial, base = taken
         if path := _saved_as(options, next(numbers)):
             tensor_files.write(path, trial.feeds)
-        fused = _infer(sides.fused, trial)
+        fused = infer(sides.fused, trial)
         if isinstance(fused, Exception):
             raise NumbersDiffer(
                 "FUSED fails on inputs that REFERENCE takes",
@@ -266,60 +266,12 @@ def _run_all(
             with contextlib.suppress(runtime.CannotRun):
                 wide = dict(zip(base, sides.wide.run(trial.feeds, list(base)), strict=True))
         yield RunOutputs(trial.name, fused, base, wide, trial.feeds)
-    _judge_refusals(refused, len(planned), options, talk)
+    chooser.tell(len(planned), options.reference, talk)
 
 
 def _saved_as(options: CompareOptions, number: int) -> Path | None:
     """Where the inputs of run ``number`` go, for a replay with ``--values``."""
     return options.save_inputs / f"inputs-{number:02d}.npz" if options.save_inputs else None
-
-
-def _first_taken(
-    choices: Sequence[Trial], sides: _Sides, refused: list[tuple[str, str]]
-) -> tuple[Trial, Outputs] | None:
-    """The first of ``choices`` that REFERENCE takes, with its outputs; None, noted in ``refused``, when it takes none.
-
-    Where exporters give one length several names, sizes that differ between them are refused by the model itself or
-    broadcast to outputs that are none of the model's.
-    """
-    why = ""
-    for trial in choices:
-        base = _infer(sides.base, trial)
-        if isinstance(base, Exception):
-            why = why or one_line(base)
-            continue
-        declared = {value: base[value.name] for value in sides.model.graph.outputs if value.name and value.name in base}
-        unfair = trial.why_unfair(declared) if trial.sizes is not None else ""
-        if not unfair:
-            return trial, base
-        why = why or unfair
-    refused.append((choices[0].name, why))
-    return None
-
-
-def _judge_refusals(refused: Sequence[tuple[str, str]], planned: int, options: CompareOptions, talk: Talk) -> None:
-    """A model may refuse some drawn lengths (past its position table); it must take one."""
-    if not refused:
-        return
-    name, why = refused[0]
-    if len(refused) == planned:
-        raise UsageError(
-            "REFERENCE runs on none of the inputs",
-            where=f"{options.reference}, {name}",
-            got=why,
-            need="inputs that the model accepts",
-            do="limit the lengths with --shape NAME:MIN,OPT,MAX, or give inputs with --values FILE.npz",
-        )
-    talk.warn(f"REFERENCE refused {len(refused)} of {planned} sets of inputs, e.g. {name}: {why}")
-
-
-def _infer(runner: Any, trial: Trial) -> Outputs | Exception:
-    try:
-        outputs = runner.infer(runners.adapted(trial.feeds, runner))
-    except Exception as error:  # ONNX Runtime's and Polygraphy's errors share no other base; the caller reports it
-        return error
-    # A runner may reuse its buffers.
-    return {name: np.array(value) for name, value in outputs.items()}
 
 
 def _require_same_inputs(sides: _Sides, options: CompareOptions) -> None:
@@ -339,6 +291,8 @@ def _require_same_inputs(sides: _Sides, options: CompareOptions) -> None:
 
 _UNCOMPARED = {
     "nan_in_inputs": "give inputs without NaN: what depends on one is NaN whatever the models compute",
+    "nan_in_reference": "give inputs that leave each row a key (--values FILE.npz), or hide keys in the model by a"
+    " large finite number instead of minus infinity",
     "nan_in_both": "give inputs on which REFERENCE gives numbers: infinities in them, or rows without a key, make NaN",
 }
 """Verdicts that say nothing of FUSED -> what helps."""

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
 
-from flash_export.draw import PADDINGS, draw_inputs, dynamic_dims, sizes_to_try
+from flash_export.draw import PADDINGS, Padding, draw_inputs, dynamic_dims, sizes_to_try
 from flash_export.errors import UsageError
+from flash_export.input_roles import read_roles
 from flash_export.trials import Trial, read_values
 from flash_trt import engine_file, shapes
 from flash_trt.engine_file import EngineFile
@@ -20,6 +22,9 @@ _SPREADS = (1.0, 3.0)
 """Standard deviations of drawn floats, taken in turn: ordinary, and so wide that softmax is peaky."""
 
 _LEAST_SETTINGS = 3
+
+_FIRST_KEY_KEPT: tuple[Padding, ...] = ("holes", "right")
+"""Paddings that can leave the first key visible, and with it a key for every row of a causal mask; taken in turn."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,10 +68,43 @@ def plan_runs(options: InputOptions, reference: OnnxFile, engine: EngineFile | N
     ]
 
 
-def _trial(model: ir.Model, sizes: dict[str, int], first_seed: int, turn: int) -> Trial:
-    seed, padding, spread = first_seed + turn, PADDINGS[turn % len(PADDINGS)], _SPREADS[turn % len(_SPREADS)]
+@dataclasses.dataclass(frozen=True, slots=True)
+class DrawnTrial(Trial):
+    """Drawn inputs that can be drawn again with another padding. ``turn`` is the run's number."""
+
+    model: ir.Model | None = None
+    first_seed: int = 0
+    turn: int = 0
+
+    @property
+    def others(self) -> Iterator[Trial]:
+        """The same sizes and seed with paddings that hide no first key; none where the model has no mask.
+
+        A causal mask over left padding, or a hole at the first key, hides all keys of a row: NaN where a model hides by
+        minus infinity, and by definition 0 in a FlashAttention node. Last come masks in which 1 means hidden.
+        """
+        if self.model is None:
+            return
+        masks = [name for name, role in read_roles(self.model).items() if role.kind == "mask"]
+        for inverted, step in itertools.product((False, True), range(len(_FIRST_KEY_KEPT)) if masks else ()):
+            padding = _FIRST_KEY_KEPT[(self.turn + step) % len(_FIRST_KEY_KEPT)]
+            other = _trial(self.model, self.sizes or {}, self.first_seed, self.turn, padding)
+            feeds = dict(other.feeds)
+            for name in masks:
+                visible = feeds[name].astype(bool)
+                visible[..., :1] = True
+                feeds[name] = (visible != inverted).astype(feeds[name].dtype)
+            yield Trial(f"{other.name} inverted" if inverted else other.name, feeds, other.sizes)
+
+
+def _trial(
+    model: ir.Model, sizes: dict[str, int], first_seed: int, turn: int, padding: Padding | None = None
+) -> DrawnTrial:
+    seed, spread = first_seed + turn, _SPREADS[turn % len(_SPREADS)]
+    padding = padding or PADDINGS[turn % len(PADDINGS)]
     name = " ".join([*(f"{dim}={size}" for dim, size in sizes.items()), f"seed={seed}", padding, f"x{spread:g}"])
-    return Trial(name, draw_inputs(model, sizes, seed, padding, spread=spread), sizes)
+    feeds = draw_inputs(model, sizes, seed, padding, spread=spread)
+    return DrawnTrial(name, feeds, sizes, model=model, first_seed=first_seed, turn=turn)
 
 
 _Ranges = dict[str, tuple[int, int]]

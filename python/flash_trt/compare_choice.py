@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the inputs planned for a run counts: the first that REFERENCE takes, and gives numbers on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from flash_export import twin
+from flash_export.errors import UsageError
+from flash_export.talk import Talk
+from flash_export.trials import Trial
+from flash_trt import runners
+from flash_trt.compare_inputs import DrawnTrial
+from flash_trt.ort_errors import one_line
+from flash_trt.verdict import Outputs
+
+
+@dataclasses.dataclass(slots=True)
+class Chooser:
+    """Runs REFERENCE on the choices of every run, and remembers what it left out.
+
+    ``base`` is REFERENCE as it runs, ``model`` its graph. ``refused``: a set of inputs that it takes in no form, and
+    why; ``padded``: one on which it is NaN, and the one that was taken instead.
+    """
+
+    base: Any
+    model: ir.Model
+    refused: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    padded: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+
+    def first_taken(self, choices: Sequence[Trial]) -> tuple[Trial, Outputs] | None:
+        """The first of ``choices`` that REFERENCE takes, with its outputs; None when it takes none.
+
+        Where exporters give one length several names, sizes that differ between them are refused by the model itself or
+        broadcast to outputs that are none of the model's.
+        """
+        why = ""
+        for trial in choices:
+            outcome = self._outputs(trial)
+            if not isinstance(outcome, str):
+                return self._with_numbers(trial, outcome)
+            why = why or outcome
+        self.refused.append((choices[0].name, why))
+        return None
+
+    def _outputs(self, trial: Trial) -> Outputs | str:
+        """REFERENCE's outputs, or why these inputs are none for it."""
+        base = infer(self.base, trial)
+        if isinstance(base, Exception):
+            return one_line(base)
+        declared = {value: base[value.name] for value in self.model.graph.outputs if value.name and value.name in base}
+        return (trial.why_unfair(declared) if trial.sizes is not None else "") or base
+
+    def _with_numbers(self, trial: Trial, base: Outputs) -> tuple[Trial, Outputs]:
+        """``trial``, or where REFERENCE is NaN on drawn padding the same with another on which it is not.
+
+        Padding that this comparison drew itself must not fail a right model; where REFERENCE is NaN with every padding,
+        the first counts, and fails.
+        """
+        if isinstance(trial, DrawnTrial) and _has_nan(base):
+            for other in trial.others:
+                outcome = self._outputs(other)
+                if not isinstance(outcome, str) and not _has_nan(outcome):
+                    self.padded.append((trial.name, other.name))
+                    return other, outcome
+        return trial, base
+
+    def tell(self, planned: int, reference: Path, talk: Talk) -> None:
+        """Says what was left out of ``planned`` runs. A model may refuse lengths (past its positions), but not all.
+
+        Raises:
+            UsageError: it takes none.
+        """
+        if self.padded:
+            name, other = self.padded[0]
+            talk.warn(
+                f"REFERENCE is NaN on {len(self.padded)} of {planned} sets of inputs whose drawn padding leaves a row "
+                f"no key, which FlashAttention makes 0: the first key is kept there instead, e.g. {other} for {name}"
+            )
+        if not self.refused:
+            return
+        name, why = self.refused[0]
+        if len(self.refused) == planned:
+            raise UsageError(
+                "REFERENCE runs on none of the inputs",
+                where=f"{reference}, {name}",
+                got=why,
+                need="inputs that the model accepts",
+                do="limit the lengths with --shape NAME:MIN,OPT,MAX, or give inputs with --values FILE.npz",
+            )
+        talk.warn(f"REFERENCE refused {len(self.refused)} of {planned} sets of inputs, e.g. {name}: {why}")
+
+
+def infer(runner: Any, trial: Trial) -> Outputs | Exception:
+    """The outputs of ``runner`` by name, or the error that it raises."""
+    try:
+        outputs = runner.infer(runners.adapted(trial.feeds, runner))
+    except Exception as error:  # ONNX Runtime's and Polygraphy's errors share no other base; the caller reports it
+        return error
+    # A runner may reuse its buffers.
+    return {name: np.array(value) for name, value in outputs.items()}
+
+
+def _has_nan(outputs: Outputs) -> bool:
+    return any(twin.is_float(a.dtype) and bool(np.isnan(a.astype(np.float64)).any()) for a in outputs.values())
