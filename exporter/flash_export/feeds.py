@@ -143,14 +143,17 @@ def _unfit(value: ir.Value, part: BiasPart, why: str) -> Refused:
 
 
 def bias_shape_of(biases: tuple[BiasFeed, ...], region: Region) -> list[int | str | None] | None:
-    """The bias's shape for the report: numbers, names of dynamic dims, None where only run time knows."""
+    """The bias's shape for the report; None where there is no bias, or its shape is not known."""
     if not biases:
         return None
     shapes = [_moved(region.shapes.shape(f.value) or (), f.moves) for b in biases for f in b.feeds]
     result = region.shapes.broadcast(shapes)
-    if result is None:
-        return None
-    return [d.static if d.static is not None else d.symbol if not str(d).startswith("?") else None for d in result]
+    return None if result is None else named(result)
+
+
+def named(shape: Shape) -> list[int | str | None]:
+    """A shape for the report: numbers, names of dynamic dims, None where only run time knows."""
+    return [d.static if d.static is not None else d.symbol if not str(d).startswith("?") else None for d in shape]
 
 
 def _moved(shape: Shape, moves: Iterable[Move]) -> Shape:

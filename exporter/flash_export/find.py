@@ -17,6 +17,7 @@ from flash_export import graph as g
 from flash_export.canonical import NoAnchor, NotAttention, Refused, name_of
 from flash_export.drafts import Drafts
 from flash_export.evaluate import Evaluator
+from flash_export.feeds import named
 from flash_export.foreign_body import foreign_bodies
 from flash_export.inline import CannotInline, functions_with, inline
 from flash_export.op import DOMAIN, FLOAT_ATTRIBUTES, INT_ATTRIBUTES, OPERATORS, Attributes
@@ -144,7 +145,8 @@ def _existing(node: ir.Node, region: Region) -> Site:
     """A FlashAttention node that is there already: found, with nothing to do."""
     names = INT_ATTRIBUTES | FLOAT_ATTRIBUTES
     written = {n: node.attributes[n].value for n in names if n in node.attributes}
-    site = Site(name=name_of(node), status="fused", operator=node.op_type, output=str(node.outputs[0].name))
+    output = str(node.outputs[0].name)
+    site = Site(name=name_of(node), status="fused", operator=node.op_type, output=output, already=True)
     try:
         site.attributes = Attributes(**written)
     except (TypeError, ValueError) as error:
@@ -155,6 +157,9 @@ def _existing(node: ir.Node, region: Region) -> Site:
     if shape is not None and shape[-1].static is not None and node.op_type != "FlashAttentionPacked":
         heads = 1 if site.attributes.layout else site.attributes.q_num_heads
         site.head_dim = shape[-1].static // heads
+    bias = g.input_of(node, 3) if site.attributes.has_bias else None
+    bias_shape = None if bias is None else region.shapes.shape(bias)
+    site.bias_shape = None if bias_shape is None else named(bias_shape)
     site.boundary = tuple(str(v.name) for v in node.inputs if v is not None and not g.is_weight(v))
     return site
 

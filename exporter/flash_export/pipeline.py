@@ -36,7 +36,7 @@ from flash_export.talk import Talk
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
-    """What one run did. ``saved`` is None after a dry run."""
+    """What one run did. ``saved`` is None after a dry run, and where everything was fused already."""
 
     saved: Saved | None
     sites: tuple[Site, ...]
@@ -118,18 +118,37 @@ def _fuse(options: Options, exported: Exported, output: Path, doubts: Mapping[st
     talk.result(report.as_table(sites))
     judge(sites, options, talk)
     facts = report.Facts(options.source, exported.source_kind, sites, (before, before), talk.seconds)
-    if options.dry_run:
-        return Result(None, tuple(sites), report.as_json(facts, None, None, None))
+    idle = exported.reference is None and report.nothing_new(sites) and not any(s.status == "refused" for s in sites)
+    if idle and (options.dry_run or (options.output is None and options.report is None)):
+        copies = "" if options.dry_run else "; no file was written (-o OUT writes a copy)"
+        talk.result(f"already fused: nothing to do{copies}")
+    elif not options.dry_run:
+        return _write(options, exported, output, (model, sites, facts), talk)
+    return Result(None, tuple(sites), report.as_json(facts, None, None, None))
+
+
+def _write(
+    options: Options, exported: Exported, output: Path, found: tuple[ir.Model, list[Site], report.Facts], talk: Talk
+) -> Result:
+    """From ``rewrite`` on. ``found`` is what ``find`` left.
+
+    Raises:
+        NotProven: as ``_fuse``.
+        UserError: one of its kinds.
+    """
+    model, sites, facts = found
+    theirs = exported.path if exported.reference is None else None
     with talk.step("rewrite", "each attention into one node"), blame(theirs):
         shown = report_example.look_before(model, sites)
         rewrite(model, sites, fallback=options.fallback)
         example = report_example.as_json(shown, model)
-        facts = dataclasses.replace(facts, nodes=(before, node_count(model)), example=example)
+        facts = dataclasses.replace(facts, nodes=(facts.nodes[0], node_count(model)), example=example)
     with staged(model, exported.path, output, keep_unfused=exported.source_kind != "onnx") as files:
         checked = _check(options, exported, files, sites, talk)
         note = replaced(options.report or output.parent, output, options.source)
         with talk.step("save", str(output)):
-            document = report.as_json(facts, output, files.published_unfused, checked)
+            unfused = None if report.nothing_new(sites) else files.published_unfused
+            document = report.as_json(facts, output, unfused, checked)
             saved = files.publish(document, options.report, page=as_html(document))
     if note is not None:
         talk.warn(note)

@@ -96,19 +96,29 @@ def _reasons(sites: Sequence[Site]) -> list[str]:
 def as_summary(saved: Saved, sites: Sequence[Site], check: Mapping[str, object] | None) -> str:
     """What was proven and where the files are, one line each."""
     lines = []
-    if not _count(sites, "fused"):
+    already = sum(site.already and site.status == "fused" for site in sites)
+    if nothing_new(sites):
+        lines.append("changed  nothing: no attention was fused that was not a FlashAttention node already")
+    elif not _count(sites, "fused"):
         lines.append("changed  nothing: no attention was fused, the output computes the model as it was")
     elif check is not None and check["max_abs_error"] is not None:
         runs = [run for run in cast("list[dict[str, object]]", check["runs"]) if run["passed"]]
         error, allowed = check["max_abs_error"], check["tolerance"]
         lines.append(f"proven   in {len(runs)} comparisons; the closest: off by {error:.2g}, {allowed:.2g} allowed")
-    source = "" if saved.unfused == unfused_path(saved.output) else "  (the source itself)"
+    within = f"; {already} of its attentions fused already" if already else ""
+    source = "" if saved.unfused == unfused_path(saved.output) else f"  (the source itself{within})"
     lines += [
         f"{'fused ' if _count(sites, 'fused') else 'output'}   {saved.output}",
-        f"unfused  {saved.unfused}{source}",
+        f"{'source ' if nothing_new(sites) else 'unfused'}  {saved.unfused}{source}",
         f"report   {saved.report}",
     ]
     return "\n".join(lines)
+
+
+def nothing_new(sites: Sequence[Site]) -> bool:
+    """Whether all that is fused, and something is, was a FlashAttention node in the source."""
+    fused = [site for site in sites if site.status == "fused"]
+    return bool(fused) and all(site.already for site in fused)
 
 
 def _fused_row(site: Site) -> tuple[str, ...]:
@@ -116,7 +126,14 @@ def _fused_row(site: Site) -> tuple[str, ...]:
     assert a is not None
     heads = str(a.q_num_heads) if a.q_num_heads == a.kv_num_heads else f"{a.q_num_heads}/{a.kv_num_heads}"
     dims = str(site.head_dim) if site.v_head_dim in (site.head_dim, None) else f"{site.head_dim}/{site.v_head_dim}"
-    return site.name, "fused", heads, dims, mask_words(site) or "", f"{a.scale:.6g}"
+    return (
+        site.name,
+        "fused already" if site.already else "fused",
+        heads,
+        dims,
+        mask_words(site) or "",
+        f"{a.scale:.6g}",
+    )
 
 
 def mask_words(site: Site) -> str | None:
@@ -130,8 +147,8 @@ def mask_words(site: Site) -> str | None:
     if a.window_left >= 0 or a.window_right >= 0:
         words.append(f"window {a.window_left},{a.window_right}")
     if a.has_bias:
-        shape = ",".join("?" if dim is None else str(dim) for dim in site.bias_shape or [])
-        words.append(f"bias [{shape}]")
+        shape = None if site.bias_shape is None else ",".join("?" if d is None else str(d) for d in site.bias_shape)
+        words.append("bias" if shape is None else f"bias [{shape}]")
     if a.has_kv_lengths:
         words.append("kv_lengths")
     if a.softcap:
@@ -143,7 +160,11 @@ def mask_words(site: Site) -> str | None:
 
 def _title(sites: Sequence[Site]) -> str:
     counts = Counter(site.status for site in sites)
-    parts = [f"{counts['fused']} fused", f"{counts['refused']} refused"]
+    already = sum(site.already and site.status == "fused" for site in sites)
+    parts = [
+        f"{counts['fused']} fused" + (f" ({already} of them already)" if already else ""),
+        f"{counts['refused']} refused",
+    ]
     if counts["not_attention"]:
         parts.append(f"{counts['not_attention']} not attention")
     return ", ".join(parts)

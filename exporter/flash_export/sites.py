@@ -37,7 +37,7 @@ class Site:
     numbers and compares ``output`` of both graphs. ``query_source`` and ``key_source`` are those boundary values whose
     product makes the scores (None where they are no boundary value of their own). ``product`` is the value in the
     unfused graph that holds the product of Q and K; None where an operator forms it inside. ``keys`` is the key length
-    where it is fixed.
+    where it is fixed. ``already``: the node is a FlashAttention node in the source, and nothing is rewritten.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Site:
     key_source: str | None = None
     product: str | None = None
     keys: int | None = None
+    already: bool = False
     match: object | None = dataclasses.field(default=None, repr=False, compare=False)
     """What ``rewrite`` needs of ``find``; nobody else reads it."""
 

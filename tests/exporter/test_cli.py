@@ -74,6 +74,63 @@ def test_a_second_run_on_its_own_output_changes_nothing(attention: Path, tmp_pat
     assert [n.op_type for n in first.node] == [n.op_type for n in second.node]
 
 
+BIASED = (
+    small_models.ATTENTION.replace("float[B, 3, T, 16] v)", "float[B, 3, T, 16] v, float[B, 1, S, T] bias)")
+    .replace("Softmax <axis = -1> (scaled)", "Softmax <axis = -1> (biased)")
+    .replace("  probs =", "  biased = Add (scaled, bias)\n  probs =")
+)
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry-run"], ["--require-all"], ["--no-check"]])
+def test_a_model_that_is_fused_already_is_said_to_be_and_nothing_is_written(
+    flags: list[str], tmp_path: Path, capsys
+) -> None:
+    assert run(small_models.write(BIASED, tmp_path / "in.onnx")) == 0
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    capsys.readouterr()
+    assert run(tmp_path / "in.flash.onnx", *flags) == 0
+    said = capsys.readouterr().out
+    assert "1 fused (1 of them already), 0 refused" in said
+    assert "already fused: nothing to do" in said
+    assert "bias [B,1,S,T]" in said
+    assert not any(word in said for word in ("proven", "unfused", "report"))
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("asked", ["-o", "--report"])
+def test_a_copy_of_a_fused_model_is_not_called_proven_and_its_source_not_unfused(
+    attention: Path, tmp_path: Path, capsys, asked: str
+) -> None:
+    assert run(attention) == 0
+    capsys.readouterr()
+    place = tmp_path / ("again.onnx" if asked == "-o" else "reports")
+    assert run(tmp_path / "in.flash.onnx", asked, place) == 0
+    said = capsys.readouterr().out
+    assert "changed  nothing" in said
+    assert "proven " not in said
+    assert "unfused " not in said
+    assert f"source   {tmp_path / 'in.flash.onnx'}" in said
+    report = json.loads(((tmp_path if asked == "-o" else place) / "report.json").read_text())
+    assert (report["fused"], report["unfused"]) == (1, None)
+    copy = onnx.load(report["output"])
+    assert copy.graph == onnx.load(tmp_path / "in.flash.onnx").graph
+
+
+def test_what_is_new_in_a_model_that_is_fused_in_part_is_fused_and_proven(tmp_path: Path, capsys) -> None:
+    model = onnx.parser.parse_model(small_models.TWO_ATTENTIONS_ONE_REFUSED)
+    del model.graph.output[2]  # the probabilities, which are what stands in the way of the second
+    onnx.save(model, tmp_path / "two.onnx")
+    assert run(tmp_path / "two.onnx", "--skip", "probs") == 0
+    capsys.readouterr()
+    assert run(tmp_path / "two.flash.onnx", "-o", tmp_path / "both.onnx", "--require-all") == 0
+    said = capsys.readouterr().out
+    assert "2 fused (1 of them already), 0 refused" in said
+    assert "proven " in said
+    assert "(the source itself; 1 of its attentions fused already)" in said
+    nodes = [n.op_type for n in onnx.load(tmp_path / "both.onnx").graph.node]
+    assert (nodes.count("FlashAttention"), nodes.count("Softmax")) == (2, 0)
+
+
 def test_a_refusal_is_a_warning_with_its_reason(one_refused: Path, tmp_path: Path, capsys) -> None:
     assert run(one_refused) == 0
     said = capsys.readouterr()
@@ -360,11 +417,7 @@ def test_a_reason_that_many_sites_share_is_told_once(tmp_path: Path, capsys) -> 
 
 
 def test_a_bias_of_queries_by_keys_is_warned_of(tmp_path: Path, capsys) -> None:
-    biased = small_models.ATTENTION.replace(
-        "float[B, 3, T, 16] v)", "float[B, 3, T, 16] v, float[B, 1, S, T] bias)"
-    ).replace("Softmax <axis = -1> (scaled)", "Softmax <axis = -1> (biased)")
-    biased = biased.replace("  probs =", "  biased = Add (scaled, bias)\n  probs =")
-    assert run(small_models.write(biased, tmp_path / "biased.onnx")) == 0
+    assert run(small_models.write(BIASED, tmp_path / "biased.onnx")) == 0
     assert "S x S" in capsys.readouterr().err
 
 
