@@ -39,6 +39,9 @@ FileKind = Literal[
     "onnx", "exported_program", "torch_zip", "torchscript", "torch_package", "legacy_pickle", "safetensors"
 ]
 
+PLAN_MAGIC = (b"ftrt", b"ptrt", b"vtrt")
+"""First bytes of TensorRT's and TensorRT for RTX's engines."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Argument:
@@ -86,6 +89,8 @@ def load(options: Options) -> Loaded:
 
         return dataclasses.replace(load_folder(options), files=_files_of_folder(path))
     if options.kv_cache:
+        if not path.exists():
+            raise _unreadable(path, "no such file or folder")
         raise UsageError(
             "--kv-cache needs a Hugging Face folder",
             where=str(path),
@@ -143,6 +148,13 @@ def file_kind(path: Path) -> FileKind:
         return "legacy_pickle"
     if _is_onnx(head):
         return "onnx"
+    if head.startswith(PLAN_MAGIC):
+        do = "give the model that the engine was built from; flash-trt run, inspect and compare read engines"
+        raise _unreadable(path, "a TensorRT engine, which holds no graph to fuse", do)
+    if head.startswith(b"\x93NUMPY"):
+        raise _unreadable(path, "a NumPy array", "give the model; arrays to compare it on go with --values FILE.npz")
+    if head.lstrip()[:1] == b"{":
+        raise _unreadable(path, "JSON", "give the model that it describes, or the folder that it is the config of")
     shown = head[:24].decode("ascii", "replace")
     raise _unreadable(path, f"a file that begins with {shown!r}, which is none of the kinds known")
 
@@ -162,6 +174,8 @@ def _zip_kind(path: Path) -> FileKind:
         return "torchscript"
     if "data.pkl" in names:
         return "torch_zip"
+    if top and all(name.endswith(".npy") for name in top):
+        raise _unreadable(path, "NumPy arrays", "give the model; arrays to compare it on go with --values FILE.npz")
     raise _unreadable(path, f"a zip archive with {len(top)} members and no model among them")
 
 
@@ -221,13 +235,13 @@ def refuse_flags(options: Options, kind: str) -> None:
             )
 
 
-def _unreadable(path: Path, got: str) -> UsageError:
+def _unreadable(path: Path, got: str, do: str = "check the path, and that the file was copied whole") -> UsageError:
     return UsageError(
         "the model cannot be read",
         where=str(path),
         got=got,
         need="an ExportedProgram, a state dict or safetensors with --model, a Hugging Face folder or an ONNX file",
-        do="check the path, and that the file was copied whole",
+        do=do,
     )
 
 

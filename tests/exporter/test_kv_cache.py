@@ -131,7 +131,16 @@ def test_a_model_without_a_cache_of_its_own_is_refused(tmp_path: Path) -> None:
             load(Options(source=folder, kv_cache=True))
 
 
+def test_a_folder_that_is_not_there_is_not_called_a_file(tmp_path: Path) -> None:
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    for name in ("llama", "nowhere"):
+        with pytest.raises(UsageError, match="cannot be read") as error:
+            load(Options(source=tmp_path / name, kv_cache=True))
+        assert (error.value.got, error.value.where) == ("no such file or folder", str(tmp_path / name))
+
+
 def test_a_file_and_inputs_do_not_go_with_a_cache(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(b"weights")
     with pytest.raises(UsageError, match="needs a Hugging Face folder"):
         load(Options(source=tmp_path / "model.pt", kv_cache=True))
     folder = save_folder(tmp_path / "model", "LlamaForCausalLM", GROUPED)

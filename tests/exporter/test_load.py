@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx.helper
 import pytest
@@ -16,6 +18,7 @@ from exporter.torch_models import Block, save_program
 from flash_export import load
 from flash_export.errors import MissingHere, UsageError
 from flash_export.options import InputSpec, Options
+from flash_trt import file_kinds
 
 
 def small_onnx(path: Path) -> Path:
@@ -82,6 +85,34 @@ def test_an_unreadable_source_is_a_usage_error(tmp_path: Path, name: str, conten
         load.load(Options(source=path))
     assert got in error.value.got
     assert error.value.where == str(path)
+
+
+def engine(path: Path) -> None:
+    path.write_bytes(b"vtrt\0\0\0\0\2\0\0\0")
+
+
+@pytest.mark.parametrize(
+    ("write", "got", "do"),
+    [
+        (engine, "a TensorRT engine", "the model that the engine was built from; flash-trt run"),
+        (lambda path: np.savez(path.open("wb"), x=np.ones(3)), "NumPy arrays", "--values"),
+        (lambda path: np.save(path.open("wb"), np.ones(3)), "a NumPy array", "--values"),
+        (lambda path: path.write_text('\n{"schema": 1}'), "JSON", "the model that it describes"),
+    ],
+    ids=["engine", "npz", "npy", "json"],
+)
+def test_a_file_of_another_kind_is_named_with_what_it_is_for(
+    write: Callable[[Path], object], got: str, do: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "model.onnx")
+    with pytest.raises(UsageError, match="cannot be read") as error:
+        load.load(Options(source=tmp_path / "model.onnx"))
+    assert error.value.got.startswith(got)
+    assert do in error.value.do
+
+
+def test_both_commands_know_the_same_engines() -> None:
+    assert load.PLAN_MAGIC == file_kinds.PLAN_MAGIC
 
 
 def test_a_truncated_archive_is_a_usage_error(tmp_path: Path) -> None:
