@@ -23,12 +23,13 @@ from flash_export.op import CACHE_OPERATORS, DOMAIN, VERSION
 from flash_export.talk import Talk
 from flash_trt import attention, backends, build_profiles, command_lines, gpu, onnx_file, plan, plugin_library, shapes
 from flash_trt.backends import Backend, BackendChoice, Progress
+from flash_trt.file_kinds import PLAN_MAGIC
 from flash_trt.onnx_file import FlashNode, OnnxFile
-from flash_trt.output import check_outputs, files_read, sidecar_path, write_atomically, write_engine
+from flash_trt.output import check_engine, check_outputs, files_read, sidecar_path, write_atomically, write_engine
 from flash_trt.plugin_library import PluginLibrary, sha256_of
 
 SIDECAR_SCHEMA = 1
-_NO_CACHE = (*plan.MAGIC, b"\x7fELF", b"PK\x03\x04", b"\x93NUMPY")
+_NO_CACHE = (*PLAN_MAGIC, b"\x7fELF", b"PK\x03\x04", b"\x93NUMPY")
 """How files begin that a slip of the hand may name as the timing cache."""
 _OLDEST_GENERATION = 80
 """The kernels use mma and cp.async of sm_80; an older GPU cannot run the plugin."""
@@ -86,7 +87,7 @@ def build(options: BuildOptions, talk: Talk) -> dict[str, Any]:
         The sidecar, as written to ``OUTPUT.json``.
 
     Raises:
-        UsageError: an unreadable model, a wrong shape or target, an output that cannot be created.
+        UsageError: an unreadable model, a wrong shape or target, an output that cannot be created or is no engine.
         UnsupportedModel: no FlashAttention node (unless ``allow_none``), or TensorRT refuses the model.
         MissingHere: no TensorRT, no plugin, or a node that the plugin does not serve.
     """
@@ -94,6 +95,7 @@ def build(options: BuildOptions, talk: Talk) -> dict[str, Any]:
     with talk.step("read", str(options.model)):
         file = onnx_file.read(options.model)
         check_outputs(outputs, files_read([file]))
+        check_engine(options.output)
         measured = _read_cache(options.timing_cache)
         given = [shapes.parse(text) for text in options.shapes]
         profiles = shapes.plan_profiles(file.inputs, given, file.dim_ranges)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ import onnx
 
 from flash_export import regular_file
 from flash_export.errors import MissingHere, UnsafeInput, UsageError
-from flash_trt import gpu, plan, shapes
+from flash_trt import file_kinds, gpu, plan, shapes
 from flash_trt.backends import BackendName
 from flash_trt.build import SIDECAR_SCHEMA
+from flash_trt.file_kinds import PLAN_MAGIC
 from flash_trt.onnx_file import GraphInput
 from flash_trt.output import sidecar_path
 from flash_trt.plugin_library import PluginLibrary, sha256_of
@@ -34,7 +36,7 @@ Profile = dict[str, dict[str, list[int]]]
 def is_engine(path: Path) -> bool:
     """Whether ``path`` holds a TensorRT plan, told by its first bytes."""
     try:
-        return regular_file.head(path, 4) in plan.MAGIC
+        return regular_file.head(path, 4) in PLAN_MAGIC
     except OSError:
         return False  # reading it as ONNX says what is wrong
 
@@ -144,7 +146,7 @@ def read(path: Path) -> EngineFile:
     """``path`` with its sidecar.
 
     Raises:
-        UsageError: there is no such file.
+        UsageError: there is no such file, or one that does not begin as an engine does.
     """
     if not path.is_file():
         raise UsageError(
@@ -153,6 +155,15 @@ def read(path: Path) -> EngineFile:
             got="a folder" if path.is_dir() else "no such file",
             need="an engine that flash-trt build wrote",
             do="correct the path",
+        )
+    if not is_engine(path):
+        kind = file_kinds.kind_of(path) if os.access(path, os.R_OK) else ""
+        raise UsageError(
+            "this is no TensorRT engine",
+            where=str(path),
+            got=file_kinds.SPELLED.get(kind, "a file that does not begin as an engine does"),
+            need="an engine that flash-trt build wrote",
+            do="build one of an .onnx with flash-trt build, or open the .onnx itself with flash_trt.session",
         )
     try:
         regular_file.require(sidecar_path(path))

@@ -19,6 +19,7 @@ from flash_export.dim_ranges import Ranges
 from flash_export.errors import UnsupportedModel, UsageError
 from flash_export.op import DOMAIN, OPERATORS, VERSION
 from flash_export.save_commit import finish_interrupted
+from flash_trt import file_kinds
 
 AttributeValue = int | float | str
 _Bound = dict[str, onnx.AttributeProto]
@@ -135,6 +136,7 @@ def read(path: Path) -> OnnxFile:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise _unreadable(path, "not a regular file")
+        _refuse_other_kinds(path)
     except FileNotFoundError as error:
         raise UsageError(
             "there is no such file",
@@ -178,6 +180,26 @@ def _require_known_operators(path: Path, proto: onnx.ModelProto) -> None:
                 need=f"one of {', '.join(OPERATORS)}, or a function in the file that says what it is",
                 do="install the flash-export that wrote the model, or export it again with this one",
             )
+
+
+_INSTEAD: dict[file_kinds.Kind, str] = {
+    "engine": "give the .onnx that it was built from; flash-trt run and flash_trt.open_engine take the engine itself",
+    "arrays": "give the model; arrays are what --inputs and --values take",
+    "pytorch": "run flash-export on it first, which makes an .onnx of a model of PyTorch",
+    "safetensors": "run flash-export on the model's folder first, which makes an .onnx of it",
+}
+"""Another kind of file where an ONNX model is needed -> what helps."""
+
+
+def _refuse_other_kinds(path: Path) -> None:
+    if kind := file_kinds.kind_of(path):
+        raise UsageError(
+            "this is no ONNX model",
+            where=str(path),
+            got=file_kinds.SPELLED[kind],
+            need="an ONNX model, as flash-export writes it",
+            do=_INSTEAD[kind],
+        )
 
 
 def _unreadable(path: Path, got: str) -> UsageError:

@@ -15,7 +15,7 @@ from typing import Any
 from flash_export import interrupt
 from flash_export.errors import MissingHere, UsageError
 from flash_export.save import check_output, refuse_to_replace
-from flash_trt import cpu_operator, native, plugin_library
+from flash_trt import cpu_operator, file_kinds, native, plugin_library
 from flash_trt.onnx_file import OnnxFile
 
 
@@ -71,6 +71,25 @@ def check_outputs(written: Iterable[Path | None], read: Iterable[Path]) -> None:
         )
     for path in wanted:
         check_output(path)
+
+
+def check_engine(path: Path) -> None:
+    """Raises unless an engine may be put at ``path``: a free place, an empty file, or an older engine.
+
+    Raises:
+        UsageError: another file is there, or the name promises another format.
+    """
+    got = f"the suffix {path.suffix}" if path.suffix.lower() in file_kinds.MODEL_SUFFIXES else ""
+    if path.is_file() and path.stat().st_size and (kind := file_kinds.kind_of(path)) != "engine":
+        got = file_kinds.SPELLED.get(kind, "a file that does not begin as an engine does")
+    if got:
+        raise UsageError(
+            "the output would not be known for an engine, or replaces a file of another kind",
+            where=str(path),
+            got=got,
+            need="a free name such as NAME.engine, or an older engine there",
+            do=f"give -o {path.with_suffix('.engine')}, or remove that file first",
+        )
 
 
 @contextlib.contextmanager

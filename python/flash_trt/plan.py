@@ -18,9 +18,6 @@ from collections.abc import Sequence
 from flash_export.op import DOMAIN, FLOAT_ATTRIBUTES, INT_ATTRIBUTES, OPERATORS, VERSION
 from flash_trt.onnx_file import FlashNode
 
-MAGIC = (b"ftrt", b"ptrt", b"vtrt")
-"""First bytes of TensorRT's and TensorRT for RTX's plans."""
-
 _STRING = b"\x13\x80\x01\x00"  # then u64 length, _CHARS, u64 length, the characters
 _CHARS = b"\x01\x80\x0c\x80\x01\x00"
 _INT = b"\x07\x80\x01\x00"  # then i32

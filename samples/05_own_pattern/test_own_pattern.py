@@ -49,7 +49,7 @@ def test_the_engine_is_compared_with_the_operators_own_function(
     module = engine_stand_in.as_module(HERE / "own_pattern.py")
     model = module.write_model(tmp_path / "model.onnx")
     engine_stand_in.put_in(monkeypatch, {"m.engine": model})
-    (tmp_path / "m.engine").touch()
+    (tmp_path / "m.engine").write_bytes(b"ftrt")
     module.run_engine(model, tmp_path / "m.engine")
     assert f"{engine_stand_in.SAYS}: as acme::TemperedAttention itself" in capsys.readouterr().out
     monkeypatch.setattr(engine_stand_in.EngineStandIn, "spoils", 0.5)

@@ -287,11 +287,11 @@ def test_a_full_disk_leaves_the_old_engine_and_its_sidecar(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "full")
 
-    (tmp_path / "m.engine").write_text("old")
+    (tmp_path / "m.engine").write_text("ftrt old")
     (tmp_path / "m.engine.json").write_text("old too")
     monkeypatch.setattr("flash_trt.output.os.fsync", full)
     assert flash_trt("build", fused(tmp_path / "m.onnx"), "--target", "sm80") == EXIT_MISSING
-    assert (tmp_path / "m.engine").read_text() == "old"
+    assert (tmp_path / "m.engine").read_text() == "ftrt old"
     assert (tmp_path / "m.engine.json").read_text() == "old too"
     assert len(list(tmp_path.iterdir())) == 3
 
@@ -435,9 +435,9 @@ def test_an_output_below_a_file_ends_with_2_before_anything_is_built(
 def test_a_failed_build_leaves_the_old_engine_alone(rtx: Backend, tmp_path: Path, flash_trt: Command) -> None:
     node = flash_node()
     next(a for a in node.attribute if a.name == "plugin_version").s = b"2"
-    (tmp_path / "m.engine").write_text("old")
+    (tmp_path / "m.engine").write_text("ftrt old")
     assert flash_trt("build", fused(tmp_path / "m.onnx", node), "--target", "sm80") == EXIT_UNSUPPORTED
-    assert (tmp_path / "m.engine").read_text() == "old"
+    assert (tmp_path / "m.engine").read_text() == "ftrt old"
     assert not list(tmp_path.glob(".*"))
 
 

@@ -55,7 +55,7 @@ def test_a_command_whose_files_get_no_room_ends_with_5_and_leaves_all_as_it_was(
 ) -> None:
     fused(tmp_path / "m.onnx", dtype=HALF)
     unfused(tmp_path / "u.onnx", dtype=HALF)
-    (tmp_path / "out.npz").write_bytes(b"old")
+    (tmp_path / "out.npz").write_bytes(b"ftrt old")
     before = _contents(tmp_path)
     done = _limited(tmp_path, words, size)
     assert done.returncode == EXIT_MISSING, done.stderr

@@ -141,7 +141,7 @@ def test_a_build_that_is_ended_in_the_middle_leaves_the_engine_that_was_there(
 ) -> None:
     """The signal comes while TensorRT for RTX builds: inside the call that its builder makes of a progress monitor."""
     model, engine = fused(tmp_path / "m.onnx"), tmp_path / "m.engine"
-    engine.write_bytes(b"old")
+    engine.write_bytes(b"ftrt old")
     stop = f"""
 from flash_export.talk import Talk
 import traceback
@@ -153,7 +153,7 @@ Talk.progress = stopped
     process = start("flash_trt", "build", model, "-o", engine, "--target", "sm80", before=stop, folder=tmp_path)
     code, said = end(process, number, tmp_path)
     assert (code, said.splitlines()[-1]) == (128 + number, "interrupted")
-    assert engine.read_bytes() == b"old"
+    assert engine.read_bytes() == b"ftrt old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.engine", "m.onnx", "tmp"]
     assert not list((tmp_path / "tmp").glob("flash-*"))
 

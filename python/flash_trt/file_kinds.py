@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a file is, told by its first bytes, for the message about one that stands where another kind is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from flash_export import regular_file
+
+PLAN_MAGIC = (b"ftrt", b"ptrt", b"vtrt")
+"""First bytes of TensorRT's and TensorRT for RTX's plans."""
+
+MODEL_SUFFIXES = (".onnx", ".pt", ".pth", ".pt2", ".safetensors")
+"""Names of models that are no engines."""
+
+Kind = Literal["engine", "arrays", "pytorch", "safetensors", ""]
+
+SPELLED: dict[Kind, str] = {
+    "engine": "a TensorRT engine",
+    "arrays": "NumPy arrays",
+    "pytorch": "a file of PyTorch",
+    "safetensors": "a file of safetensors",
+}
+_ZIP = b"PK\x03\x04"
+_ZIP_NAME = 30
+"""Where the name of a zip file's first member begins."""
+
+
+def kind_of(path: Path) -> Kind:
+    """What ``path`` is; "" for an ONNX file, and for all else that no first bytes tell.
+
+    Raises:
+        OSError: it cannot be read, or is no file.
+    """
+    head = regular_file.head(path, 512)
+    if head.startswith(PLAN_MAGIC):
+        return "engine"
+    if head.startswith(_ZIP):
+        member = head[_ZIP_NAME : _ZIP_NAME + int.from_bytes(head[26:28], "little")]
+        return "arrays" if member.endswith(b".npy") else "pytorch"
+    if head.startswith(b"\x93NUMPY"):
+        return "arrays"
+    if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05":  # a pickle
+        return "pytorch" if len(head) > 1 else ""
+    return "safetensors" if head[4:9] == b"\0\0\0\0{" else ""
