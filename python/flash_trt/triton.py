@@ -187,11 +187,24 @@ def _engine(options: TritonOptions, talk: Talk) -> _Served:
     )
 
 
-def _largest_batch(options: TritonOptions, of_shapes: int | None, talk: Talk) -> int:
-    """``--max-batch`` within ``of_shapes``, the largest batch of the model's shapes; a warning tells of a limit."""
+def _batch_range(file: OnnxFile) -> tuple[int, int] | None:
+    """With which batches the model works, as flash-export wrote it; None where the file does not tell."""
+    return file.dim_ranges.get(_batch_symbol(file.inputs, file.output_tensors))
+
+
+def _largest_batch(
+    options: TritonOptions, of_shapes: int | None, talk: Talk, works_with: tuple[int, int] | None = None
+) -> int:
+    """``--max-batch`` within ``of_shapes``, the largest batch of the model's shapes; a warning tells of a limit.
+
+    Where there are no shapes it stays in ``works_with``, the range of the file, whose end no default passes either.
+    """
     asked = options.max_batch
     if of_shapes is None:
-        return asked or _BATCH
+        largest = max(1, works_with[1]) if works_with else asked or _BATCH
+        if asked is not None and asked > largest:
+            talk.warn(f"--max-batch {asked}: the model works with a batch of at most {largest}, which is taken")
+        return min(asked or _BATCH, largest)
     if asked is not None and asked > of_shapes:
         talk.warn(f"--max-batch {asked}: the shapes end at a batch of {of_shapes}, which is taken")
     elif asked is not None and asked < of_shapes:
@@ -218,7 +231,7 @@ def _onnx(options: TritonOptions, talk: Talk) -> _Served:
         return _in_provider(options, file, weights, talk)
     libraries = (Path(cpu_operator.cpu_operator_path()),) if file.flash_nodes else ()
     files = {"model.onnx": options.model} | weights
-    batch = _largest_batch(options, None, talk)
+    batch = _largest_batch(options, None, talk, _batch_range(file))
     return _Served("onnxruntime_onnx", files, file.inputs, file.output_tensors, libraries, batch)
 
 
@@ -255,7 +268,7 @@ def _in_provider(options: TritonOptions, file: OnnxFile, weights: dict[str, Path
         file.inputs,
         file.output_tensors,
         (_autoload(), plugin_library.find()),
-        _largest_batch(options, min(largest, default=None), talk),
+        _largest_batch(options, min(largest, default=None), talk, _batch_range(file)),
         parameters,
     )
 
@@ -281,7 +294,7 @@ def config(name: str, served: _Served, options: TritonOptions) -> str:
 
     Requests are batched where the first dim of every input and output is one and the same symbol.
     """
-    batch = _batch_symbol(served)
+    batch = _batch_symbol(served.inputs, served.outputs)
     parts = [f"name: {_quoted(name)}", f"platform: {_quoted(served.platform)}"]
     parts.append(f"max_batch_size: {served.max_batch if batch else 0}")
     for side, tensors in (("input", served.inputs), ("output", served.outputs)):
@@ -312,8 +325,8 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _batch_symbol(served: _Served) -> str:
-    firsts = {tensor.dims[0] if tensor.dims else 0 for tensor in [*served.inputs, *served.outputs]}
+def _batch_symbol(inputs: Sequence[GraphInput], outputs: Sequence[GraphInput]) -> str:
+    firsts = {tensor.dims[0] if tensor.dims else 0 for tensor in [*inputs, *outputs]}
     (only,) = firsts if len(firsts) == 1 else (0,)
     return only if isinstance(only, str) else ""
 

@@ -21,7 +21,9 @@ import pytest
 from google.protobuf import text_format
 from python.attention_models import BF16, FLOAT, HALF, HEAD_DIM, HEADS, flash_node, fused, unfused
 
+from flash_export import dim_ranges
 from flash_export.errors import EXIT_OK, EXIT_UNSAFE, EXIT_UNSUPPORTED, EXIT_USAGE
+from flash_export.inputs import MAX_DIM
 from flash_trt.output import sidecar_path
 
 Command = Callable[..., int]
@@ -142,6 +144,31 @@ def test_the_largest_batch_is_that_of_the_shapes_and_a_limit_is_told(
     assert _config(schema, tmp_path / "r" / "m").max_batch_size == batch
     told = " ".join(capsys.readouterr().err.split())
     assert warned in told if warned else "--max-batch" not in told
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+@pytest.mark.parametrize(
+    ("flags", "largest", "batch"),
+    [((), 4, 4), ((), 16, 8), ((), None, 8), (("--max-batch", 64), 16, 16), (("--max-batch", 64), None, 64),
+     (("--max-batch", 3), 4, 3)],
+)  # fmt: skip
+def test_the_largest_batch_stays_in_the_range_that_the_file_declares(
+    schema: ModuleType,
+    tmp_path: Path,
+    flash_trt: Command,
+    capsys: pytest.CaptureFixture[str],
+    device: str,
+    flags: tuple[object, ...],
+    largest: int | None,
+    batch: int,
+) -> None:
+    model = fused(tmp_path / "m.onnx")
+    dim_ranges.write(model, {"batch": (1, largest or MAX_DIM), "seq": (1, 2)})
+    assert flash_trt("triton", tmp_path / "r", model, "--device", device, *flags) == EXIT_OK
+    assert _config(schema, tmp_path / "r" / "m").max_batch_size == batch
+    told = " ".join(capsys.readouterr().err.split())
+    limited = "--max-batch 64: the model works with a batch of at most 16, which is taken"
+    assert (limited in told) is (largest == 16 and bool(flags))
 
 
 def test_shapes_are_refused_where_they_mean_nothing(tmp_path: Path, flash_trt: Command) -> None:
