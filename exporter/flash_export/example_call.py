@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from flash_export.errors import UsageError
@@ -17,6 +18,8 @@ from flash_export.load import Argument, Loaded, refuse_flags
 from flash_export.options import Dim, InputSpec, Options
 
 _HOW = "describe forward's tensors, or give torch.export.export's ExportedProgram, which takes every kind of call"
+
+_SHAPES = 'write it as {"x": {0: "batch", 1: "seq=1..512"}}, from input to axis to dimension'
 
 _FIT = "give another example, or other dynamic_shapes"
 
@@ -31,10 +34,13 @@ def opened(source: object, example_inputs: object, dynamic_shapes: object, optio
     if isinstance(source, torch.export.ExportedProgram):
         refuse_flags(options, "exported_program")
         if example_inputs is not None or dynamic_shapes is not None:
-            raise _wrong("an ExportedProgram brings its own inputs", "example_inputs or dynamic_shapes", "neither")
+            got = "example_inputs or dynamic_shapes"
+            raise _wrong("an ExportedProgram brings its own inputs", got, "neither", f"leave {got} out")
         return Loaded(path, "exported_program", program=source)
     if not isinstance(source, torch.nn.Module):
-        raise _wrong("the source is of no kind known", f"a {type(source).__name__}", "a module, a program or a path")
+        need = "a module, a program or a path"
+        do = "give one of them; flash_export.rewrite takes ONNX models that are in memory"
+        raise _wrong("the source is of no kind known", f"a {type(source).__name__}", need, do)
     if source.training:
         raise UsageError(
             "the module is in training mode",
@@ -44,7 +50,8 @@ def opened(source: object, example_inputs: object, dynamic_shapes: object, optio
             do="call module.eval() first",
         )
     if options.dtype is not None or options.model is not None:
-        raise _wrong("a module brings its own weights and types", "dtype or model", "neither; module.to(...) casts")
+        need = "neither: both are the module's own"
+        raise _wrong("a module brings its own weights and types", "dtype or model", need, "module.to(dtype) casts it")
     return Loaded(path, "module", source, arguments=arguments_of(source, example_inputs, dynamic_shapes))
 
 
@@ -77,16 +84,21 @@ def specs_of(example_inputs: object, dynamic_shapes: object) -> tuple[InputSpec,
         UsageError: no mapping from names to tensors, or a shape that cannot be read.
     """
     if not isinstance(example_inputs, Mapping):
-        raise _wrong("the inputs have no names", f"a {type(example_inputs).__name__}", "a mapping from name to tensor")
+        need, do = "a mapping from name to tensor", 'give them by name: {"input_ids": tensor}'
+        raise _wrong("the inputs have no names", f"a {type(example_inputs).__name__}", need, do)
     shapes = _by_name(list(example_inputs), dynamic_shapes)
     texts = []
     for name, tensor in example_inputs.items():
         if not isinstance(tensor, torch.Tensor):
-            raise _wrong(f"the input {name} is no tensor", f"a {type(tensor).__name__}", "a tensor")
+            raise _wrong(f"the input {name} is no tensor", _kind(tensor), "a tensor", _as_tensor(name, tensor))
         axes = _by_axis(name, tensor.ndim, shapes.get(name))
         dims = [_dim_text(name, axis, size, axes.get(axis)) for axis, size in enumerate(tensor.shape)]
         texts.append(f"{name}:{str(tensor.dtype).removeprefix('torch.')}:{','.join(dims)}")
-    specs = parse_inputs(texts)
+    try:
+        specs = parse_inputs(texts)
+    except UsageError as error:  # in the words of the command's flag, which nobody wrote here
+        do = 'write a dimension as "NAME" or "NAME=LOW..HIGH", or give a torch.export.Dim; an input, as a tensor'
+        raise _wrong(error.what, error.got, error.need, do) from None
     _check_sizes(specs, example_inputs)
     return specs
 
@@ -120,9 +132,10 @@ def _bind(module: torch.nn.Module, example_inputs: object) -> dict[str, torch.Te
         elif isinstance(given, Sequence):
             bound = signature.bind(*given)
         else:
-            raise _wrong("a module needs example inputs", f"a {type(given).__name__}", "tensors for one call")
+            got = "none" if given is None else _kind(given)
+            raise _wrong("a module needs example inputs", got, "tensors for one call", _call_of(signature))
     except TypeError as error:
-        raise _wrong("the example inputs do not fit forward", str(error), f"forward{signature}") from None
+        raise _unbound(signature, given, error) from None
     tensors: dict[str, torch.Tensor] = {}
     for name, value in bound.arguments.items():
         kind = signature.parameters[name].kind
@@ -132,8 +145,46 @@ def _bind(module: torch.nn.Module, example_inputs: object) -> dict[str, torch.Te
             tensors[name] = value
     for name, value in tensors.items():
         if not isinstance(value, torch.Tensor):
-            raise _wrong(f"the input {name} is no tensor", f"a {type(value).__name__}", "tensors, or None to leave out")
+            need = "tensors, or None to leave out"
+            raise _wrong(f"the input {name} is no tensor", _kind(value), need, _as_tensor(name, value))
     return tensors
+
+
+def _unbound(signature: inspect.Signature, given: object, error: Exception) -> UsageError:
+    """Inputs that forward cannot be called with: by name, those that it does not take and those that it lacks."""
+    got = str(error)
+    if isinstance(given, Mapping):
+        kinds = inspect.Parameter
+        taken = {
+            n: p for n, p in signature.parameters.items() if p.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
+        }
+        open_ended = any(p.kind is kinds.VAR_KEYWORD for p in signature.parameters.values())
+        unknown = [] if open_ended else [str(name) for name in given if name not in taken]
+        missing = [name for name, p in taken.items() if p.default is p.empty and name not in given]
+        parts = [f"{', '.join(map(repr, unknown))}, which forward does not take"] if unknown else []
+        parts += [f"no {', '.join(map(repr, missing))}"] if missing else []
+        got = "; ".join(parts) or got
+    return _wrong("the example inputs do not fit forward", got, f"forward{signature}", _call_of(signature))
+
+
+def _call_of(signature: inspect.Signature) -> str:
+    """The call that forward's parameters ask for."""
+    kinds = inspect.Parameter
+    needed = [
+        name
+        for name, p in signature.parameters.items()
+        if p.default is p.empty and p.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
+    ]
+    shown = ", ".join(f'"{name}": {name}' for name in needed or ["NAME"])
+    return f"give the tensors of one call by name: export(module, {{{shown}}}, ...)"
+
+
+def _kind(value: object) -> str:
+    return "a NumPy array" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+
+
+def _as_tensor(name: str, value: object) -> str:
+    return f"give torch.from_numpy({name})" if isinstance(value, np.ndarray) else _HOW
 
 
 def _by_name(names: list[str], dynamic_shapes: object) -> dict[str, object]:
@@ -142,11 +193,13 @@ def _by_name(names: list[str], dynamic_shapes: object) -> dict[str, object]:
     if isinstance(dynamic_shapes, Mapping):
         unknown = [name for name in dynamic_shapes if name not in names]
         if unknown:
-            raise _wrong("a dynamic shape is of no input", f"{unknown[0]!r}", "one of " + ", ".join(names))
+            need = "one of " + ", ".join(names)
+            raise _wrong("a dynamic shape is of no input", f"{unknown[0]!r}", need, "name an input of example_inputs")
         return dict(dynamic_shapes)
     if isinstance(dynamic_shapes, Sequence) and len(dynamic_shapes) <= len(names):
         return dict(zip(names, dynamic_shapes, strict=False))
-    raise _wrong("the dynamic shapes cannot be read", repr(dynamic_shapes)[:100], f"one entry for each of {names}")
+    need = f"one entry for each of {names}"
+    raise _wrong("the dynamic shapes cannot be read", repr(dynamic_shapes)[:100], need, _SHAPES)
 
 
 def _by_axis(name: str, rank: int, spec: object) -> dict[int, object]:
@@ -156,7 +209,8 @@ def _by_axis(name: str, rank: int, spec: object) -> dict[int, object]:
     if axes is None and isinstance(spec, Sequence) and not isinstance(spec, str) and len(spec) == rank:
         axes = dict(enumerate(spec))
     if axes is None or not all(isinstance(axis, int) and -rank <= axis < rank for axis in axes):
-        raise _wrong(f"the dynamic shape of {name} cannot be read", repr(spec)[:100], f"axes 0 to {rank - 1}")
+        need = f"axes 0 to {rank - 1}" if rank else "no axis: it is a scalar"
+        raise _wrong(f"the dynamic shape of {name} cannot be read", repr(spec)[:100], need, _SHAPES)
     return {axis % rank: dim for axis, dim in axes.items()}
 
 
@@ -173,8 +227,9 @@ def _dim_text(name: str, axis: int, size: int, dim: Any) -> str:
         f"axis {axis} of {name} has a dimension without a name",
         repr(dim)[:100],
         'a name, "NAME=LOW..HIGH" or a torch.export.Dim, the same one wherever sizes are equal',
+        f'give it a name, the same one wherever sizes are equal: dynamic_shapes={{"{name}": {{{axis}: "seq"}}}}',
     )
 
 
-def _wrong(what: str, got: str, need: str, do: str = _HOW) -> UsageError:
+def _wrong(what: str, got: str, need: str, do: str) -> UsageError:
     return UsageError(what, where="flash_export.export", got=got, need=need, do=do)

@@ -201,7 +201,7 @@ def _check_arity(model: ir.Model, call: Call, outputs: int) -> None:
                 where=f"the graph's {what}s",
                 got=f"{graph} in the graph, {eager} in PyTorch",
                 need=f"every {what} of the model used and a tensor",
-                do="leave unused inputs out of --input, and return tensors from forward",
+                do="leave unused inputs out of --input or example_inputs, and return tensors from forward",
             )
 
 

@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from flash_export import same_size
 from flash_export.eager import Eager
 from flash_export.errors import UnsupportedModel, UsageError
-from flash_export.export_dims import is_sum
+from flash_export.export_dims import as_number, is_sum
 from flash_export.export_forward import named_parameters, plain_attention
 from flash_export.inputs import MAX_DIM
-from flash_export.load import Loaded
+from flash_export.load import Argument, Loaded
 
 MOST_WIDE_BYTES = 4 * 2**30
 """Of float64 weights: the most that a run for the model's own rounding may take."""
@@ -35,6 +36,8 @@ class Call:
     leaves: list[Any]
     spec: Any
     advice: str = "check names, types and sizes of --input"
+    arguments: tuple[Argument, ...] = ()
+    """Those of a module, whose dimensions may have to be one."""
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -58,7 +61,7 @@ class Call:
                 where="forward() in eager PyTorch",
                 got=f"{type(error).__name__}: {_said(error)}; inputs {[list(t.shape) for t in tensors]}",
                 need="inputs that forward accepts",
-                do=self.advice,
+                do=same_size.advice(str(error), self.arguments) or self.advice,
             ) from error
 
     def reference(self, names: list[str]) -> Eager:
@@ -108,8 +111,9 @@ def call_of(loaded: Loaded) -> Call:
         return Call(loaded.program.module(check_guards=False), leaves, spec)
     assert loaded.module is not None  # every source is a program or a module; ONNX does not come here
     leaves, spec = pytree.tree_flatten(_call_arguments(loaded))
-    odd = _other_floats(loaded)
-    return Call(loaded.module, leaves, spec, odd) if odd else Call(loaded.module, leaves, spec)
+    in_memory = loaded.source_kind == "module"
+    check = f"check names, types and sizes of {'example_inputs' if in_memory else '--input'}"
+    return Call(loaded.module, leaves, spec, _other_floats(loaded) or check, loaded.arguments)
 
 
 def _other_floats(loaded: Loaded) -> str:
@@ -120,6 +124,8 @@ def _other_floats(loaded: Loaded) -> str:
     if not odd or len(weights) != 1:
         return ""
     wanted, given = (str(dtype).removeprefix("torch.") for dtype in (weights.pop(), odd[0].tensor.dtype))
+    if loaded.source_kind == "module":
+        return f"the weights are {wanted} and {odd[0].name} is {given}: cast the example, or cast it in forward"
     inputs = " ".join(f"--input {a.name}:{wanted}:..." for a in odd)
     return f"the weights are {wanted} and {odd[0].name} is {given}: try {inputs}, or cast it in forward"
 
@@ -171,7 +177,7 @@ def capture(loaded: Loaded, call: Call) -> Captured:
                 deferred = True
                 continue
             if narrowed is None:
-                raise _uncapturable(error, ranges) from error
+                raise _uncapturable(error, ranges, loaded) from error
             ends = _excluded(str(error)) or []
             for name, size in ends:
                 left_out.setdefault(name, []).append(size)
@@ -182,11 +188,11 @@ def capture(loaded: Loaded, call: Call) -> Captured:
             ]
             ranges |= narrowed
         except Exception as error:  # torch.export raises many types; each is a model it cannot capture
-            raise _uncapturable(error, ranges) from error
+            raise _uncapturable(error, ranges, loaded) from error
         else:
             limits = {name: (low, high or MAX_DIM) for name, (low, high) in ranges.items()}
             return Captured(program, limits, notes, left_out)
-    raise _uncapturable(RuntimeError("the ranges of the dynamic dimensions do not settle"), ranges)
+    raise _uncapturable(RuntimeError("the ranges of the dynamic dimensions do not settle"), ranges, loaded)
 
 
 def _merged_inputs(program: torch.export.ExportedProgram) -> list[str]:
@@ -294,7 +300,7 @@ def _range(limits: tuple[int, int | None]) -> str:
     return f"{limits[0]}..{'' if limits[1] is None else limits[1]}"
 
 
-def _uncapturable(error: Exception, ranges: dict[str, tuple[int, int | None]]) -> UnsupportedModel:
+def _uncapturable(error: Exception, ranges: dict[str, tuple[int, int | None]], loaded: Loaded) -> UnsupportedModel:
     """PyTorch's reason in the user's terms: which dimension is baked in, or where data decides."""
     text = str(error)
     suggestions = text.partition("Suggested fixes:")[2].split("\n\n")[0]
@@ -306,19 +312,21 @@ def _uncapturable(error: Exception, ranges: dict[str, tuple[int, int | None]]) -
             where="torch.export",
             got=f"forward only works for {name} = {value}",
             need=f"a forward that works for every {name} in {_range(ranges[name])}",
-            do=f"give a number in the place of {name} in --input, or take len/shape at run time in forward",
+            do=same_size.with_fixed(name, value, loaded.arguments)
+            or f"{as_number(name, loaded.told_in)}, or take len/shape at run time in forward",
         )
     for name, size in _excluded(text) or []:
         low, high = ranges.get(name, (1, None))
         left: list[tuple[int, int | None]] = [(low, size - 1)] if size > low else []
         left += [(size + 1, high)] if high is None or size < high else []
         others = " or ".join(f"{name}={_range(limits)}" for limits in left) or f"a number in the place of {name}"
+        told_in = loaded.told_in if left or loaded.told_in == "--input" else "example_inputs"
         return UnsupportedModel(
             f"the dimension {name} cannot have every size of its range in this model",
             where="torch.export",
             got=f"forward takes another way for {name} = {size}",
             need=f"one way for every {name} in {_range((low, high))}",
-            do=f"give {others} in --input, or make that table one longer",
+            do=f"give {others} in {told_in}, or make that table one longer",
         )
     if "data-dependent" in text or "DataDependent" in type(error).__name__ or ".item()" in text:
         return UnsupportedModel(

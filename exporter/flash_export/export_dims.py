@@ -35,7 +35,7 @@ def dims_of(
     if loaded.program is None:
         for index, argument in enumerate(loaded.arguments):
             for axis, dim in argument.dims.items():
-                _check_dynamic(model.graph.inputs[index], axis, dim.name)
+                _check_dynamic(model.graph.inputs[index], axis, dim.name, loaded)
                 if not is_sum(dim):
                     found[index, axis] = (dim.name, *ranges[dim.name])
         return found
@@ -70,7 +70,7 @@ def _limits(bounds: Any) -> tuple[int, int]:
     return max(low or 1, 1), min(high or MAX_DIM, MAX_DIM)
 
 
-def _check_dynamic(value: ir.Value, axis: int, name: str) -> None:
+def _check_dynamic(value: ir.Value, axis: int, name: str, loaded: Loaded) -> None:
     size = value.shape[axis] if value.shape is not None else None
     if not isinstance(size, ir.SymbolicDim):
         raise UnsupportedModel(
@@ -78,8 +78,15 @@ def _check_dynamic(value: ir.Value, axis: int, name: str) -> None:
             where=f"input {value.name}, axis {axis}",
             got=str(size),
             need="a dynamic dimension",
-            do=f"give a number in the place of {name} in --input, or take len/shape at run time in forward",
+            do=f"{as_number(name, loaded.told_in)}, or take len/shape at run time in forward",
         )
+
+
+def as_number(name: str, told_in: str) -> str:
+    """What to do about a dimension that cannot be dynamic, in the words of ``Loaded.told_in``."""
+    if told_in == "--input":
+        return f"give a number in the place of {name} in --input"
+    return f"leave {name} out of {told_in}, which fixes it at the example's size"
 
 
 def is_sum(dim: Dim) -> bool:

@@ -159,5 +159,5 @@ def only_at(name: str, size: int, other: int, got: str) -> UnsupportedModel:
         got=got,
         need=f"a graph that works for every {name}",
         do=f"look for sizes that forward turns into Python numbers (int(), len(), a traced module); "
-        f"or give {size} in the place of {name} in --input",
+        f"or give {size} in the place of {name}, in --input or dynamic_shapes",
     )

@@ -107,7 +107,7 @@ def _scale_of(query: Any, scale: float | None) -> Any:
                 where="a call of torch.nn.functional.scaled_dot_product_attention",
                 got=f"a query whose last dimension is {head_dim}",
                 need="a fixed head dim, or scale=... in the call",
-                do="give that dimension as a number in --input",
+                do="give that dimension as a number, in --input or dynamic_shapes",
             )
         scale = 1.0 / math.sqrt(head_dim) if head_dim else 1.0
     return None if scale == 1.0 else _constant(scale, query.dtype)

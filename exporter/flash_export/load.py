@@ -73,6 +73,11 @@ class Loaded:
     files: frozenset[Path] = frozenset()
     notes: tuple[str, ...] = ()
 
+    @property
+    def told_in(self) -> str:
+        """Where the user says what is dynamic: a flag of the command, or an argument of ``flash_export.export``."""
+        return "dynamic_shapes" if self.source_kind == "module" else "--input"
+
 
 def load(options: Options) -> Loaded:
     """Opens ``options.source``, whatever it is.

@@ -136,6 +136,51 @@ def test_inputs_that_do_not_fit_are_named(inputs: object, dims: object, text: st
         flash_export.export(block(), inputs, dynamic_shapes=dims)  # type: ignore[arg-type]
 
 
+class Padded(torch.nn.Module):
+    """Adds padding to hidden states: both have one length."""
+
+    def forward(self, x: torch.Tensor, pad: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * pad[:, :, None], -1)
+
+
+X, PAD = torch.ones(2, 16, 8), torch.ones(2, 16)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "dims", "got", "do"),
+    [
+        (None, None, "none", 'export(module, {"x": x, "pad": pad}'),
+        ({"x": X, "padd": PAD}, None, "'padd', which forward does not take; no 'pad'", '"pad": pad'),
+        ({"x": X}, None, "no 'pad'", '"pad": pad'),
+        ({"x": X, "pad": PAD.numpy()}, None, "a NumPy array", "torch.from_numpy(pad)"),
+        ((X, PAD), {"x": {1: torch.export.Dim.AUTO}}, "AUTO", '{"x": {1: "seq"}}'),
+        ((X, PAD), {"y": {1: "seq"}}, "'y'", "name an input"),
+        ((X, PAD), {"x": {1: "seq=1-5"}}, "'1-5'", '"NAME=LOW..HIGH"'),
+        ((X, PAD), {"x": {7: "seq"}}, "{7: 'seq'}", '1: "seq=1..512"'),
+        ((X, PAD), {"x": {1: "seq"}}, "seq = 16", "axis 1 of x (seq) and axis 1 of pad (the number 16)"),
+        ((X, PAD), {"x": {1: "seq"}, "pad": {1: "len"}}, "", "give both the name"),
+    ],
+)
+def test_what_is_wrong_with_a_call_is_told_in_the_words_of_the_call(
+    inputs: object, dims: object, got: str, do: str
+) -> None:
+    with pytest.raises((UsageError, UnsupportedModel)) as error:
+        flash_export.export(Padded().eval(), inputs, dynamic_shapes=dims)  # type: ignore[arg-type]
+    assert got in error.value.got
+    assert do in error.value.do
+    assert "--input" not in str(error.value)
+
+
+def test_a_dimension_that_stands_alone_is_left_out_of_dynamic_shapes() -> None:
+    class Sixteen(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(-1, 16, 8).softmax(-1) + torch.zeros(x.shape[0], 16, 8)
+
+    with pytest.raises(UnsupportedModel, match="cannot be dynamic") as error:
+        flash_export.export(Sixteen().eval(), torch.ones(2, 16, 8), dynamic_shapes=[{1: "seq"}])
+    assert error.value.do.startswith("leave seq out of dynamic_shapes")
+
+
 def test_a_module_in_training_mode_is_refused() -> None:
     with pytest.raises(UsageError, match="training mode"):
         flash_export.export(Block(), torch.randn(2, 7, 24))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from flash_export import export_capture
 from flash_export.errors import UnsupportedModel, UsageError
-from flash_export.load import Argument, Loaded
+from flash_export.load import Argument, Loaded, SourceKind
 from flash_export.options import Dim
 
 RANGES: dict[str, tuple[int, int | None]] = {"batch": (1, None), "seq": (1, 600)}
@@ -71,8 +72,11 @@ def test_a_size_at_an_end_of_a_range_may_be_left_out(message: str, narrowed: dic
     assert export_capture._narrowed(message, RANGES) == narrowed
 
 
+FILE = Loaded(Path("weights.pt"), "state_dict")
+
+
 def test_a_size_inside_a_range_is_named_with_the_ranges_that_work() -> None:
-    error = export_capture._uncapturable(RuntimeError(guard(("seq", 512))), RANGES)
+    error = export_capture._uncapturable(RuntimeError(guard(("seq", 512))), RANGES, FILE)
     assert "seq = 512" in error.got
     assert "seq=1..511 or seq=513..600" in error.do
 
@@ -87,7 +91,7 @@ def test_a_size_inside_a_range_is_named_with_the_ranges_that_work() -> None:
     ],
 )
 def test_no_empty_range_is_advised(limits: tuple[int, int | None], size: int, advice: str) -> None:
-    error = export_capture._uncapturable(RuntimeError(guard(("seq", size))), {"seq": limits})
+    error = export_capture._uncapturable(RuntimeError(guard(("seq", size))), {"seq": limits}, FILE)
     assert error.do.startswith(advice)
 
 
@@ -146,13 +150,19 @@ def test_pytorchs_dump_of_the_graph_does_not_hide_the_reason(tmp_path: Path, cap
 
 
 @pytest.mark.parametrize(
-    ("dtype", "advice"), [(torch.float16, "--input input:float16:..."), (torch.float32, "check names")]
+    ("dtype", "kind", "advice"),
+    [
+        (torch.float16, "state_dict", "--input input:float16:..."),
+        (torch.float16, "module", "cast the example"),
+        (torch.float32, "state_dict", "check names, types and sizes of --input"),
+        (torch.float32, "module", "check names, types and sizes of example_inputs"),
+    ],
 )
 def test_an_input_of_another_float_type_than_the_weights_is_named(
-    dtype: torch.dtype, advice: str, tmp_path: Path
+    dtype: torch.dtype, kind: SourceKind, advice: str, tmp_path: Path
 ) -> None:
     loaded = loaded_on(torch.nn.Linear(24 if dtype == torch.float16 else 5, 3).to(dtype), tmp_path, "input")
-    call = export_capture.call_of(loaded)
+    call = export_capture.call_of(dataclasses.replace(loaded, source_kind=kind))
     with pytest.raises(UsageError, match="fails on the inputs") as error:
         call.run(call.tensors)
     assert advice in error.value.do
