@@ -12,6 +12,8 @@ besides. This loads both and then hands every argument to Polygraphy's main.
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -24,7 +26,7 @@ from flash_trt import backends, gpu
 from flash_trt.backends import BackendChoice
 
 VARIABLE = "FLASH_TRT_BACKEND"
-_UNOPENED = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+_OF_NO_FILE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
 PLUGINS = Path(__file__).with_name("polygraphy_plugins")
 """What ``polygraphy plugin match`` reads: one folder with a ``pattern.py`` for each operator."""
 
@@ -38,6 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         MissingHere: no TensorRT, plugin or Polygraphy here, or a run in TensorRT without a GPU.
     """
     _refuse_early(arguments)
+    _require_models(arguments)
     choice = os.environ.get(VARIABLE, "auto")
     if choice not in get_args(BackendChoice):
         raise UsageError(
@@ -57,10 +60,11 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         return int(polygraphy_main([*arguments, *_plugin_folder(arguments)]) or 0)
-    except _UNOPENED as error:
-        raise _fails("a file cannot be opened", arguments, error, "files that are there", "correct the path") from error
-    except OSError:
-        raise  # no space left, which is not about this file
+    except OSError as error:
+        if error.errno in _OF_NO_FILE:
+            raise
+        need, do = "files that are there, and folders that can be written to", "correct the path"
+        raise _fails("a file cannot be opened", arguments, error, need, do) from error
     except Exception as error:  # what it foresees it tells itself, and gives a code
         need, do = "a file, and arguments, that it takes", "look at its words above; polygraphy -vv says more"
         raise _fails("Polygraphy fails", arguments, error, need, do) from error
@@ -90,6 +94,14 @@ def _refuse_early(arguments: Sequence[str]) -> None:
             need="an NVIDIA GPU with its driver",
             do="run it on a machine with one; here flash-trt compare checks the ONNX file, and convert --trt builds",
         )
+
+
+def _require_models(arguments: Sequence[str]) -> None:
+    """Refuses a model that is not there: TensorRT's parser, which ``convert`` asks, ends at an assertion of its own."""
+    for before, word in itertools.pairwise(arguments):
+        if word.endswith(".onnx") and not before.startswith("-") and not Path(word).exists():
+            error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), word)
+            raise _fails("a file cannot be opened", arguments, error, "a model that is there", "correct the path")
 
 
 def _plugin_folder(arguments: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -173,6 +174,8 @@ def test_an_unknown_tensorrt_ends_with_2_and_a_missing_plugin_with_5(tmp_path: P
         "inspect data none.json",
         "run m.onnx --onnxrt --load-inputs none.json",
         "run none.onnx --onnxrt",
+        "convert --fp16 m.onnx none.onnx",
+        "convert none.onnx",
     ],
 )
 def test_where_polygraphy_would_end_with_a_traceback_there_are_five_parts(
@@ -186,6 +189,31 @@ def test_where_polygraphy_would_end_with_a_traceback_there_are_five_parts(
     assert f"\n  where polygraphy {words}\n  got   " in told
     assert words.split()[-1].removeprefix("--") in told
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENAMETOOLONG, errno.EACCES, errno.ENOTDIR])
+def test_a_file_that_cannot_be_written_is_no_bug_of_ours(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    def fails(_: object) -> int:
+        raise OSError(number, os.strerror(number), "x.engine")
+
+    monkeypatch.setattr("polygraphy.tools.main", fails)
+    monkeypatch.setattr(sys, "argv", ["polygraphy", "convert", str(fused(tmp_path / "m.onnx")), "-o", "x.engine"])
+    assert command.run(polygraphy.script) == EXIT_USAGE
+    told = capsys.readouterr().err
+    assert os.strerror(number) in told
+    assert "folders that can be written to" in told
+
+
+def test_a_full_disk_is_told_as_that(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("polygraphy.tools.main", fails)
+    monkeypatch.setattr(sys, "argv", ["polygraphy", "--version"])
+    assert command.run(polygraphy.script) == EXIT_MISSING
+    assert "No space left" in capsys.readouterr().err
 
 
 def test_a_wrong_argument_is_told_by_polygraphy() -> None:
