@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+import typer.core
 from rich.table import Table
 
 from flash_export.talk import Talk, plain, printable
@@ -30,15 +31,40 @@ from flash_trt.run import run as run_step
 from flash_trt.triton import Device, TritonOptions
 from flash_trt.triton import triton as triton_step
 
+_FLAG = " "
+"""The metavar of a flag: typer would write <bool>, as if it took a value."""
+
+
+class _PlainFlags:
+    """A command whose help shows its flags without a value, ``--help`` among them."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """As typer's."""
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = _FLAG
+        return params
+
+
+class _Command(_PlainFlags, typer.core.TyperCommand):
+    """One of the commands."""
+
+
+class _Group(_PlainFlags, typer.core.TyperGroup):
+    """``flash-trt`` itself."""
+
+
 app = typer.Typer(
     name="flash-trt",
+    cls=_Group,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     no_args_is_help=True,
     help="Builds, compares and inspects TensorRT engines of models that flash-export has fused.",
     epilog="[b]Exit codes[/b]  0 done · 1 numbers differ · 2 usage · 3 refused as unsafe · 4 unsupported · "
-    "5 something is missing here · 70 our bug",
+    "5 something is missing here · 70 our bug · 130 interrupted",
 )
 
 
@@ -57,7 +83,7 @@ def _flash_trt(
     pass
 
 
-@app.command()
+@app.command(cls=_Command)
 def build(
     model: Annotated[Path, typer.Argument(help="ONNX file with FlashAttention nodes.", show_default=False)],
     output: Annotated[
@@ -145,7 +171,7 @@ def _profile_rows(profiles: list[Profile]) -> dict[str, str]:
     return dict(zip(names, map(spell_profile, profiles), strict=True)) if profiles else {"shapes": "static"}
 
 
-@app.command()
+@app.command(cls=_Command)
 def run(
     model: Annotated[
         Path, typer.Argument(help="An ONNX file, fused or not, or an engine (on a GPU).", show_default=False)
@@ -197,7 +223,7 @@ def _run_table(result: RunResult) -> Table:
     return table
 
 
-@app.command()
+@app.command(cls=_Command)
 def compare(
     fused: Annotated[Path, typer.Argument(help="The fused ONNX file, or its engine (on a GPU).", show_default=False)],
     reference: Annotated[
@@ -240,7 +266,7 @@ def compare(
     return 0
 
 
-@app.command()
+@app.command(cls=_Command)
 def bench(
     models: Annotated[
         list[Path], typer.Argument(help="ONNX files and engines; the last is the baseline.", show_default=False)
@@ -293,7 +319,7 @@ def _spell_speedup(setting: Setting, timing: Timing) -> str:
     return told if setting.is_told(timing) else f"not told: {told}"
 
 
-@app.command()
+@app.command(cls=_Command)
 def triton(
     repository: Annotated[Path, typer.Argument(metavar="DIR", help="The model repository.", show_default=False)],
     model: Annotated[Path, typer.Argument(help="An engine of TensorRT, or an ONNX file.", show_default=False)],
@@ -325,7 +351,7 @@ def triton(
     return 0
 
 
-@app.command()
+@app.command(cls=_Command)
 def inspect(
     file: Annotated[Path, typer.Argument(help="An engine, its sidecar, or an ONNX file.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
@@ -340,7 +366,7 @@ def inspect(
     return 0
 
 
-@app.command()
+@app.command(cls=_Command)
 def env(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for a bug report.")] = False,
 ) -> int:

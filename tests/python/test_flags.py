@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from python.attention_models import fused, unfused
 
-from flash_export.errors import EXIT_USAGE
+from flash_export.errors import EXIT_OK, EXIT_USAGE
 from flash_trt import cli
 from flash_trt.build import BuildOptions
 
@@ -67,3 +67,13 @@ def test_a_target_named_twice_is_built_for_once(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(SystemExit):
         flash_trt("build", "m.onnx", "--target", "sm89,SM89", "--target", "sm80,sm89")
     assert asked[0].targets == ("sm89", "sm80")
+
+
+@pytest.mark.parametrize("words", ["", *(info.callback.__name__ for info in cli.app.registered_commands)])
+def test_the_help_shows_flags_without_a_value(
+    flash_trt: Callable[..., int], capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    assert flash_trt(*words.split(), "--help") == EXIT_OK
+    said = capsys.readouterr().out
+    assert "--help" in said
+    assert "<bool>" not in said
