@@ -267,7 +267,15 @@ def judge(sites: Sequence[Site], options: Options, talk: Talk) -> None:
         talk.warn(f"{len(refused)} attention(s) left as standard ONNX, each with its reason above")
     square = [site for site in sites if site.status == "fused" and 1 not in (site.bias_shape or [1])[-2:]]
     if square:
-        talk.warn(f"{len(square)} attention(s) read a bias of queries x keys: the model builds that tensor, S x S")
+        what = f"{len(square)} attention(s) read a bias of queries x keys: the model builds that tensor, S x S"
+        talk.warn(f"{what}\n  do: {_SMALLER}")
+
+
+_SMALLER = (
+    "where it only hides positions, hide them with -inf or a boolean mask, not with a large finite number, so that "
+    "causal becomes an attribute and padding one row; what differs for each query (ALiBi, relative positions, a mask "
+    "that is an input) stays"
+)
 
 
 def node_count(model: ir.Model) -> int:

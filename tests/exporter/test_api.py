@@ -181,6 +181,40 @@ def test_a_dimension_that_stands_alone_is_left_out_of_dynamic_shapes() -> None:
     assert error.value.do.startswith("leave seq out of dynamic_shapes")
 
 
+class Hidden(torch.nn.Module):
+    """Causal self-attention with padding, hidden by ``fill``."""
+
+    def __init__(self, fill: float) -> None:
+        super().__init__()
+        self.fill = fill
+        self.register_buffer("visible", torch.tril(torch.ones(64, 64, dtype=torch.bool)))
+
+    def forward(self, x: torch.Tensor, pad: torch.Tensor) -> torch.Tensor:
+        q = x.view(x.shape[0], x.shape[1], 4, 8).transpose(1, 2)
+        scores = q @ q.transpose(-1, -2) / 8**0.5
+        scores = scores.masked_fill(~self.visible[: x.shape[1], : x.shape[1]], self.fill)
+        scores = scores.masked_fill(pad[:, None, None] == 0, self.fill)
+        return (torch.softmax(scores, -1) @ q).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("fill", [-1e9, float("-inf")])
+def test_a_bias_of_queries_by_keys_is_warned_of_with_what_makes_it_smaller(fill: float) -> None:
+    """And what the warning says to do is true of this model."""
+    inputs = {"x": torch.randn(2, 7, 32), "pad": torch.ones(2, 7, dtype=torch.int64)}
+    dims = {"x": {0: "batch", 1: "seq=1..64"}, "pad": {0: "batch", 1: "seq"}}
+    result = flash_export.export(Hidden(fill).eval(), inputs, dynamic_shapes=dims)
+    (site,) = result.fused
+    if fill == -1e9:
+        assert site.bias_shape == ["batch", 1, "seq", "seq"]
+        (warning,) = result.warnings
+        assert "do: where it only hides positions, hide them with -inf" in warning
+    else:
+        assert site.bias_shape == ["batch", 1, 1, "seq"]
+        assert site.attributes is not None
+        assert site.attributes.causal
+        assert not result.warnings
+
+
 def test_a_module_in_training_mode_is_refused() -> None:
     with pytest.raises(UsageError, match="training mode"):
         flash_export.export(Block(), torch.randn(2, 7, 24))
