@@ -14,7 +14,7 @@ from flash_export.draw import PADDINGS, Padding, draw_inputs, dynamic_dims, size
 from flash_export.errors import UsageError
 from flash_export.input_roles import read_roles
 from flash_export.trials import Trial, read_values
-from flash_trt import engine_file, shapes
+from flash_trt import engine_file, shape_agreement, shapes
 from flash_trt.engine_file import EngineFile
 from flash_trt.onnx_file import OnnxFile
 
@@ -57,6 +57,9 @@ def plan_runs(options: InputOptions, reference: OnnxFile, engine: EngineFile | N
         for graph_input in reference.inputs:
             where = f"--values {options.values}, array {graph_input.name}"
             shapes.require_taken(where, graph_input, values[graph_input.name].shape, reference.dim_ranges)
+        shape_agreement.require_alike(
+            f"--values {options.values}", reference.inputs, {name: array.shape for name, array in values.items()}
+        )
         if engine:
             engine_file.require_shapes(engine, values)
         return [[Trial("values", values)]]

@@ -16,7 +16,7 @@ from flash_export.draw import draw_inputs, dynamic_dims
 from flash_export.errors import UsageError
 from flash_export.input_roles import fed_inputs
 from flash_export.talk import Talk
-from flash_trt import engine_file, engine_load, onnx_file, ort, shapes, tensor_files
+from flash_trt import engine_file, engine_load, onnx_file, ort, shape_agreement, shapes, tensor_files
 from flash_trt.engine_session import EngineSession
 from flash_trt.onnx_file import OnnxFile
 from flash_trt.output import check_outputs, files_read
@@ -89,7 +89,7 @@ def _run_engine(options: RunOptions, talk: Talk) -> RunResult:
             engine_load.load(options.model, trusted=options.trust_engine), cuda_graph=options.cuda_graph
         )
     try:
-        given = _given_to(session, options)
+        given = _given_to(session, options, talk)
         _warn_of_nan(given, talk)
         with talk.step("run", f"{engine_file.read(options.model).backend} on the GPU"):
             outputs = session.run(given)
@@ -98,7 +98,7 @@ def _run_engine(options: RunOptions, talk: Talk) -> RunResult:
         session.close()
 
 
-def _given_to(session: EngineSession, options: RunOptions) -> dict[str, np.ndarray]:
+def _given_to(session: EngineSession, options: RunOptions, talk: Talk) -> dict[str, np.ndarray]:
     """The inputs of an engine, in its types and within its shapes."""
     dtypes = session.input_dtypes
     if options.inputs is None:
@@ -112,7 +112,9 @@ def _given_to(session: EngineSession, options: RunOptions) -> dict[str, np.ndarr
     given = tensor_files.read(options.inputs, dtypes)
     _require_names(options.inputs, given, set(dtypes))
     engine_file.require_shapes(engine_file.read(options.model), given)
-    return {name: _typed(name, array, dtypes[name], options.inputs) for name, array in given.items()}
+    typed = {name: _typed(name, array, dtypes[name], options.inputs) for name, array in given.items()}
+    _warn_of_types(given, typed, talk)
+    return typed
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
@@ -130,6 +132,10 @@ def _feeds(options: RunOptions, file: OnnxFile, model: ir.Model, talk: Talk) -> 
     for graph_input in file.inputs:
         where = f"tensor {graph_input.name} in {options.inputs}"
         shapes.require_taken(where, graph_input, typed[graph_input.name].shape, file.dim_ranges)
+    shape_agreement.require_alike(
+        str(options.inputs), file.inputs, {name: array.shape for name, array in typed.items()}
+    )
+    _warn_of_types(given, typed, talk)
     _warn_of_nan(typed, talk)
     return typed, False
 
@@ -173,6 +179,13 @@ def _typed(name: str, array: np.ndarray, dtype: np.dtype | None, path: Path) -> 
         need=str(dtype),
         do=f"store it as {dtype}",
     )
+
+
+def _warn_of_types(given: Mapping[str, np.ndarray], typed: Mapping[str, np.ndarray], talk: Talk) -> None:
+    """Tells of integers whose type is not the model's: their numbers are the same, but no session takes them so."""
+    for name, array in typed.items():
+        if array.dtype.kind in "biu" and given[name].dtype != array.dtype:
+            talk.warn(f"input {name} holds {given[name].dtype} where the model takes {array.dtype}: it is converted")
 
 
 def _warn_of_nan(feeds: Mapping[str, np.ndarray], talk: Talk) -> None:

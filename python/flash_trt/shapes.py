@@ -295,8 +295,8 @@ def _defaults(inputs: Sequence[GraphInput], settled: _Triples, limits: Mapping[s
     """
     chosen: _Triples = {}
     dims = list(_dynamic_dims(inputs))
-    for axis, dim in sorted(dims, key=lambda found: _dim(found[1]).symbol != found[1]):
-        for part in sorted(_dim(dim).symbols):
+    for axis, dim in sorted(dims, key=lambda found: as_dim(found[1]).symbol != found[1]):
+        for part in sorted(as_dim(dim).symbols):
             if part not in settled:
                 usual = _DEFAULT_BATCH if axis == 0 else _DEFAULT_PAST if part.startswith("past") else _DEFAULT_LENGTH
                 chosen.setdefault(part, _clamped(usual, limits.get(part)))
@@ -310,7 +310,7 @@ def _clamped(triple: tuple[int, int, int], limits: tuple[int, int] | None) -> tu
     return smallest, usual, largest
 
 
-def _dim(text: str) -> Dim:
+def as_dim(text: str) -> Dim:
     """``text`` as an expression; one that nobody writes by hand, and that takes long to read, is a name."""
     return Dim.named(text) if len(text) <= _LONGEST_EXPRESSION else Dim({(text,): 1})
 
@@ -337,7 +337,7 @@ def _evaluate(expression: Dim, symbols: _Triples) -> tuple[int, int, int]:
 
 def _with_expressions(inputs: Sequence[GraphInput], symbols: _Triples) -> _Triples:
     """``symbols`` and every expression of them among the dims; one that a ``--shape`` settles stays as it is."""
-    return {dim: _evaluate(_dim(dim), symbols) for _, dim in _dynamic_dims(inputs)} | symbols
+    return {dim: _evaluate(as_dim(dim), symbols) for _, dim in _dynamic_dims(inputs)} | symbols
 
 
 def _require_sums(graph_input: GraphInput, range_: ShapeRange, symbols: _Triples) -> None:
@@ -346,8 +346,8 @@ def _require_sums(graph_input: GraphInput, range_: ShapeRange, symbols: _Triples
     The smallest and largest are bounds, each of its own: the longest total may be less than both longest parts.
     """
     for dim, usual in zip(graph_input.dims, range_.usual, strict=True):
-        parts = _dim(dim).symbols if isinstance(dim, str) and dim else set()
-        if parts - {dim} and (wanted := _evaluate(_dim(str(dim)), symbols)[1]) != usual:
+        parts = as_dim(dim).symbols if isinstance(dim, str) and dim else set()
+        if parts - {dim} and (wanted := _evaluate(as_dim(str(dim)), symbols)[1]) != usual:
             lengths = ", ".join(f"{part} = {symbols[part][1]}" for part in sorted(parts))
             raise _contradiction(range_, f"{dim} = {wanted} as the usual length, since {lengths}")
 

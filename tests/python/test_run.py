@@ -132,7 +132,7 @@ def test_nan_in_an_input_is_told_and_counted(
         ({"key": np.ones((2, HEADS, 37, HEAD_DIM), np.int64)}, "int64"),
         ({"key": np.ones((2, HEADS, 37, HEAD_DIM + 1), np.float32)}, f"[2, {HEADS}, 37, {HEAD_DIM + 1}]"),
         ({"key": np.ones((HEADS, 37, HEAD_DIM), np.float32)}, f"[{HEADS}, 37, {HEAD_DIM}]"),
-        ({"key": np.ones((5, HEADS, 37, HEAD_DIM), np.float32)}, "fails on these inputs"),
+        ({"key": np.ones((5, HEADS, 37, HEAD_DIM), np.float32)}, "batch is 2 in query and 5 in key"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused_by_name(
@@ -173,6 +173,65 @@ def test_an_operator_that_a_library_lacks_is_named(tmp_path: Path, monkeypatch: 
     opened = ort.Session(onnx_file.read(tmp_path / "m.onnx"), library=True, profile_into=tmp_path)
     monkeypatch.setattr(ort, "_operators_run", lambda _: Counter({"FlashAttention": 1, "MatMul": 2}))
     assert opened.implementation() == f"{ort.LIBRARY}; FlashAttentionCache by {ort.BODIES}"
+
+
+# --- inputs that disagree ---------------------------------------------------------------------------------------------
+
+
+def _two_inputs(path: Path, *dims: str) -> Path:
+    """ids [batch, seq] + pad of ``dims``, both int64."""
+    inputs = [
+        helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["batch", "seq"]),
+        helper.make_tensor_value_info("pad", onnx.TensorProto.INT64, list(dims)),
+    ]
+    output = helper.make_tensor_value_info("y", onnx.TensorProto.INT64, list(dims))
+    nodes = [helper.make_node("ReduceSum", ["ids"], ["a"]), helper.make_node("Add", ["pad", "a"], ["y"])]
+    graph = helper.make_graph(nodes, "g", inputs, [output])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape", "told"),
+    [
+        (("batch", "seq"), (1, 4), "batch is 2 in ids and 1 in pad"),
+        (("batch", "seq"), (2, 4), "seq is 6 in ids and 4 in pad"),
+        (("batch", "2*seq"), (2, 6), "2*seq is 6 in pad, not 12, as seq is 6 in ids"),
+        (("batch", "seq"), (2, 6), ""),
+        (("batch", "2*seq"), (2, 12), ""),
+        (("batch", "past + seq"), (2, 7), ""),
+        (("batch", "other"), (2, 7), ""),
+    ],
+)
+def test_inputs_that_disagree_on_a_length_are_told_by_its_name(
+    tmp_path: Path,
+    flash_trt: Command,
+    capsys: pytest.CaptureFixture[str],
+    dims: tuple[str, ...],
+    shape: tuple[int, ...],
+    told: str,
+) -> None:
+    model = _two_inputs(tmp_path / "m.onnx", *dims)
+    np.savez(tmp_path / "in.npz", ids=np.ones((2, 6), np.int64), pad=np.ones(shape, np.int64))
+    assert flash_trt("run", model, "--on", "cpu", "-i", tmp_path / "in.npz") == (EXIT_USAGE if told else EXIT_OK)
+    assert told in " ".join(capsys.readouterr().err.split())
+    if told:
+        other = onnx.load(model)
+        other.doc_string = "another"
+        onnx.save(other, tmp_path / "other.onnx")
+        assert flash_trt("compare", model, tmp_path / "other.onnx", "--values", tmp_path / "in.npz") == EXIT_USAGE
+        assert told in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_integers_of_another_type_are_converted_with_a_warning(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], dtype: type
+) -> None:
+    np.savez(tmp_path / "in.npz", ids=np.ones((2, 6), dtype), pad=np.ones((2, 6), np.int64))
+    model = _two_inputs(tmp_path / "m.onnx", "batch", "seq")
+    assert flash_trt("run", model, "--on", "cpu", "-i", tmp_path / "in.npz", "-q") == EXIT_OK
+    warned = "input ids holds int32 where the model takes int64: it is converted" in capsys.readouterr().err
+    assert warned is (dtype is np.int32)
 
 
 # --- what cannot run here ---------------------------------------------------------------------------------------------
