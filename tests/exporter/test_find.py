@@ -72,6 +72,23 @@ def test_scores_or_probabilities_that_are_an_output_are_refused_with_what_is_use
     assert code(model(PLAIN + "more = Relu (probs)\n", outputs=outputs + "more")) == "probabilities_used"
 
 
+@pytest.mark.parametrize("outside", ["lse", "gated"])
+def test_scores_whose_log_sum_exp_is_read_too_are_refused(outside: str) -> None:
+    """As the eager form of a model with a gate on its attention writes it: an output, or a factor on the result."""
+    body = (
+        "keep = LessOrEqual (j, i)\n masked = Where (keep, scaled, hidden)\n" + graphs.REST + "\n"
+        "lse = ReduceLogSumExp <keepdims = 1> (masked, last)\n share = Sigmoid (lse)\n gated = Mul (out, share)\n"
+    )
+    proto = model(
+        graphs.LENGTHS + graphs.PRODUCT + body,
+        outputs=f"{graphs.OUT}, float[B, 4, S, {1 if outside == 'lse' else 8}] {outside}",
+        constants=graphs.CONSTANTS + ", int64[1] last = {-1}",
+    )
+    if outside == "gated":
+        del proto.graph.output[0]
+    assert code(proto) == "scores_used"
+
+
 def test_probabilities_that_a_branch_captures_are_used() -> None:
     branches = (
         "then_branch = a () => (float[B, 4, S, T] r) { r = Relu (probs) }, "
