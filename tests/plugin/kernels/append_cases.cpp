@@ -26,8 +26,8 @@ struct Array {
         bytes(c.dtype == kFlashFloat32 ? 4 : 2),
         before(c.shifted == number ? 1 : 0),
         heads_first(c.heads_first) {
-    storage.resize(size_t(outer) * size_t(heads) * size_t(rows) * size_t(dim + gap) * size_t(bytes));
-    storage.resize(storage.size() + size_t(before * bytes));
+    size_t const elements = size_t(outer) * size_t(heads) * size_t(rows) * size_t(dim + gap) + size_t(before);
+    storage.resize(elements * size_t(bytes));
     std::mt19937 random{uint32_t(number)};
     for (unsigned char& byte : storage) byte = static_cast<unsigned char>(random());  // NaN patterns too
   }
