@@ -131,7 +131,9 @@ def bench(options: BenchOptions, talk: Talk) -> list[Setting]:
     with talk.step("read", ", ".join(map(str, options.models))):
         files = {path: onnx_file.read(path) for path in options.models if not engine_file.is_engine(path)}
         check_outputs((options.json, options.plot), files_read([files.get(path, path) for path in options.models]))
+        _require_svg(options.plot)
         model = _model_to_draw_from(options, files)
+        _require_same_inputs(files)
         limits = next(iter(files.values())).dim_ranges
         settings = [_sizes(text, model, limits) for text in options.at or ("",)]
     with contextlib.ExitStack() as stack, interrupt.temporary_folder("flash-trt-") as folder:
@@ -176,6 +178,31 @@ def _model_to_draw_from(options: BenchOptions, files: Mapping[Path, OnnxFile]) -
             do="add the .onnx that the engines were built from",
         )
     return ir.load(next(iter(files)), format="protobuf")
+
+
+def _require_same_inputs(files: Mapping[Path, OnnxFile]) -> None:
+    """Refuses ONNX files that the same drawn inputs do not fit by name."""
+    (first, names), *others = [(path, {i.name for i in file.inputs}) for path, file in files.items()]
+    for path, mine in others:
+        if mine != names:
+            raise UsageError(
+                "two models take different inputs",
+                where=f"{first} and {path}",
+                got=f"only in the first: {sorted(names - mine)}; only in the second: {sorted(mine - names)}",
+                need="the same inputs by name: every model runs on the same numbers",
+                do="time a fused model and the unfused file written beside it",
+            )
+
+
+def _require_svg(plot: Path | None) -> None:
+    if plot is not None and plot.suffix.lower() != ".svg":
+        raise UsageError(
+            "the plot is an SVG, and its name says something else",
+            where=f"--plot {plot}",
+            got=f"the suffix {plot.suffix}" if plot.suffix else "no suffix",
+            need="a name that ends in .svg",
+            do=f"give {plot.with_suffix('.svg')}",
+        )
 
 
 def _sizes(text: str, model: ir.Model, limits: Mapping[str, tuple[int, int]]) -> dict[str, int]:

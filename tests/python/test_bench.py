@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from python.attention_models import fused, unfused
 
@@ -155,3 +156,26 @@ def test_the_plot_scales_each_group_to_its_longest_and_escapes_names() -> None:
     widths = [float(element.attrib["width"]) for element in drawn.iter() if element.tag.endswith("rect")]
     assert widths[1] == 2 * widths[0] == widths[2]
     assert {"a & b", "<x>"} <= {element.text for element in drawn.iter()}
+
+
+def test_models_with_other_inputs_are_refused_before_anything_runs(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = onnx.load(unfused(tmp_path / "u.onnx"))
+    other.graph.input[0].name = "state"
+    for node in other.graph.node:
+        node.input[:] = ["state" if name == "query" else name for name in node.input]
+    onnx.save(other, tmp_path / "u.onnx")
+    assert flash_trt("bench", fused(tmp_path / "f.onnx"), tmp_path / "u.onnx", "--seconds", 0) == EXIT_USAGE
+    said = " ".join(capsys.readouterr().err.split())
+    assert "only in the first: ['query']; only in the second: ['state']" in said
+
+
+@pytest.mark.parametrize("name", ["b.png", "b"])
+def test_a_plot_is_called_an_svg(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    plot = tmp_path / name
+    assert flash_trt("bench", fused(tmp_path / "f.onnx"), "--seconds", 0, "--plot", plot) == EXIT_USAGE
+    assert "b.svg" in capsys.readouterr().err
+    assert not plot.exists()
