@@ -6,6 +6,7 @@ Where an engine can be loaded, TensorRT's engine inspector is asked too.
 
 from __future__ import annotations
 
+import json
 import struct
 from collections import Counter
 from pathlib import Path
@@ -35,6 +36,14 @@ def inspect(path: Path, *, trusted: bool = False) -> dict[str, Any]:
         engine = path.with_suffix("")
         if engine_file.is_engine(engine):
             return _engine(engine, trusted)
+        if not _is_sidecar(path):
+            raise UsageError(
+                "this JSON is no sidecar of an engine",
+                where=str(path),
+                got="no key 'engine' in it, or no JSON after all",
+                need="an engine, the NAME.engine.json beside it, or an ONNX file",
+                do="give one of these; what flash-export, compare and bench write as JSON is read by any JSON reader",
+            )
         raise UsageError(
             "the engine that this sidecar describes is not beside it",
             where=str(path),
@@ -51,6 +60,14 @@ def _is_json(path: Path) -> bool:
         return regular_file.head(path, 64).lstrip().startswith(b"{")
     except OSError:
         return False  # reading it as ONNX says what is wrong
+
+
+def _is_sidecar(path: Path) -> bool:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and "engine" in document
 
 
 def _engine(path: Path, trusted: bool) -> dict[str, Any]:

@@ -57,11 +57,23 @@ def run(options: RunOptions, talk: Talk) -> RunResult:
     """
     if options.output:
         tensor_files.check(options.output)
+    _require_one_source(options)
     is_engine = engine_file.is_engine(options.model)
     result = _run_engine(options, talk) if is_engine else _run_onnx(options, talk)
     if options.output:
         tensor_files.write(options.output, result.outputs)
     return result
+
+
+def _require_one_source(options: RunOptions) -> None:
+    if options.inputs is not None and options.shapes:
+        raise UsageError(
+            "--shape is for drawn inputs, and none are drawn",
+            where=f"--shape {options.shapes[0]}",
+            got=f"--inputs {options.inputs}, whose tensors have shapes of their own",
+            need="one of the two",
+            do="leave --shape out, or --inputs",
+        )
 
 
 def _run_onnx(options: RunOptions, talk: Talk) -> RunResult:

@@ -67,7 +67,9 @@ def _unreadable(path: Path, error: Exception) -> UsageError:
         where=str(path),
         got=" ".join(str(error).split())[:200] or type(error).__name__,
         need="NPZ with plain arrays, safetensors, or JSON: {name: nested lists}",
-        do="write it with numpy.savez(FILE, **{name: array})",
+        do="correct the path"
+        if isinstance(error, FileNotFoundError)
+        else "write it with numpy.savez(FILE, **{name: array})",
     )
 
 

@@ -80,6 +80,22 @@ def test_what_is_no_engine_sidecar_or_model_ends_with_2(tmp_path: Path, flash_tr
         assert flash_trt("inspect", tmp_path / name) == EXIT_USAGE
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"schema": 1, "sites": []}', "this JSON is no sidecar of an engine"),
+        ("{ no JSON", "this JSON is no sidecar of an engine"),
+        ('{"schema": 1, "engine": {}}', "the engine that this sidecar describes is not beside it"),
+    ],
+)
+def test_json_that_is_no_sidecar_is_told_apart_from_one_without_its_engine(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], text: str, told: str
+) -> None:
+    (tmp_path / "report.json").write_text(text)
+    assert flash_trt("inspect", tmp_path / "report.json") == EXIT_USAGE
+    assert told in capsys.readouterr().err
+
+
 def test_a_model_of_a_newer_operator_version_is_refused_by_every_command(
     tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -234,6 +234,24 @@ def test_integers_of_another_type_are_converted_with_a_warning(
     assert warned is (dtype is np.int32)
 
 
+@pytest.mark.parametrize("name", ["m.onnx", "m.engine"])
+def test_shapes_beside_given_inputs_are_refused(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    fused(tmp_path / "m.onnx")
+    (tmp_path / "m.engine").write_bytes(b"ftrt")
+    flags = ("-i", _inputs(tmp_path / "in.npz"), "--shape", f"query:1x{HEADS}x7x{HEAD_DIM}")
+    assert flash_trt("run", tmp_path / name, *flags) == EXIT_USAGE
+    assert "do leave --shape out, or --inputs" in " ".join(capsys.readouterr().err.split())
+
+
+def test_inputs_that_are_not_there_are_not_told_to_be_written(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert flash_trt("run", fused(tmp_path / "m.onnx"), "-i", tmp_path / "none.npz") == EXIT_USAGE
+    assert "do    correct the path" in capsys.readouterr().err
+
+
 # --- what cannot run here ---------------------------------------------------------------------------------------------
 
 
