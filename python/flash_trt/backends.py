@@ -189,13 +189,18 @@ def check_targets(backend: Backend, targets: Sequence[str], served: Sequence[str
         UsageError: as said; a backend that builds only for the GPU at hand serves none.
     """
     unserved = [target for target in targets if target not in served]
+    # 89, 8.9, sm_89 and sm8.9 are what other tools write.
+    spelled = {target: "sm" + "".join(filter(str.isdigit, target)) for target in unserved}
+    meant = list(spelled.values()) if spelled and set(spelled.values()) <= set(served) else []
     if unserved:
         raise UsageError(
             f"{backend.name} {backend.version} cannot build for {', '.join(unserved)}",
             where="--target",
             got=", ".join(targets),
             need=f"some of {', '.join(served)}" if served else "no --target: it builds for the GPU of this machine",
-            do="for another GPU build on a machine that has one, with --backend tensorrt",
+            do=f"write {', '.join(meant)}"
+            if meant
+            else "for another GPU build on a machine that has one, with --backend tensorrt",
         )
 
 

@@ -41,7 +41,8 @@ class ShapeRange:
     largest: Dims
 
     def __str__(self) -> str:
-        return f"{self.name}:{','.join(spell(dims) for dims in (self.smallest, self.usual, self.largest))}"
+        every = [spell(dims) for dims in (self.smallest, self.usual, self.largest)]
+        return f"{self.name}:{every[0] if len(set(every)) == 1 else ','.join(every)}"
 
 
 def spell(dims: Dims) -> str:

@@ -96,6 +96,17 @@ def test_a_backend_without_targets_refuses_them_all() -> None:
         backends.check_targets(backend, ["sm80"], backend.targets)
 
 
+@pytest.mark.parametrize("target", ["89", "8.9", "sm_89", "SM8.9", "sm89a"])
+def test_a_generation_that_is_spelled_otherwise_is_told_in_ours(target: str) -> None:
+    backend = Backend("tensorrt-rtx", SimpleNamespace(__version__="1.7"), [], None)
+    with pytest.raises(UsageError) as caught:
+        backends.check_targets(backend, ["sm80", target], ("sm80", "sm89"))
+    assert caught.value.do == "write sm89"
+    with pytest.raises(UsageError) as caught:
+        backends.check_targets(backend, ["sm90"], ("sm80", "sm89"))
+    assert caught.value.do.startswith("for another GPU build on a machine")
+
+
 # --- flags that some versions lack ------------------------------------------------------------------------------------
 
 
