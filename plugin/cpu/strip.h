@@ -80,20 +80,13 @@ FLASH_INLINE void scoreKeys(float const* key, int64_t stride, float const* query
   }
 }
 
-// output[kRows][width] = output * shrink + value^T[kRows][keys] . probs[keys][width].
+// output[kRows][width] = output * shrink + value^T[kRows][keys] . probs[keys][width]. The keys are summed on
+// their own first: one sum over all tiles would lose digits with every thousand keys.
 template <int kRows, int kVectors>
 FLASH_INLINE void addValues(float const* value, int64_t stride, float const* probs, int keys, bool untouched,
                             float const* shrink, float* output) {
   constexpr int kWidth = kVectors * kLanes;
-  Floats sums[kRows][kVectors];
-#pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v) {
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      float const* const old = output + r * kWidth + v * kLanes;
-      sums[r][v] = untouched ? Floats{} : load(old) * load(shrink + v * kLanes);
-    }
-  }
+  Floats sums[kRows][kVectors]{};
 #pragma GCC unroll 2
   for (int j = 0; j < keys; ++j) {
     Floats p[kVectors];
@@ -109,7 +102,10 @@ FLASH_INLINE void addValues(float const* value, int64_t stride, float const* pro
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) store(output + r * kWidth + v * kLanes, sums[r][v]);
+    for (int r = 0; r < kRows; ++r) {
+      float* const to = output + r * kWidth + v * kLanes;
+      store(to, untouched ? sums[r][v] : sums[r][v] + load(to) * load(shrink + v * kLanes));
+    }
   }
 }
 

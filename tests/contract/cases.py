@@ -33,6 +33,7 @@ class Case:
         kv_lengths: ``[B]`` or ``[1]``, unclamped.
         sinks: 0 none, 1 one for all heads, 2 one a head.
         sink_mean: what the random sinks lie around; far off, a maximum without them overflows.
+        value_mean: what the values lie around; where they have one sign, a sum over many keys shows how it is made.
         nan_past_length: key and value are NaN from the length on.
         odd_at: one element of this tensor, or of both, at ODD_POSITION of its sequence, is no finite number; it must
             show in what it takes part in, and nowhere else.
@@ -63,6 +64,7 @@ class Case:
     kv_lengths: tuple[int, ...] | None = None
     sinks: int = 0
     sink_mean: float = 0.0
+    value_mean: float = 0.0
     score_std: float = 2.5
     nan_past_length: bool = False
     odd_at: Literal["", "query", "key", "value", "key_and_value"] = ""
@@ -157,6 +159,8 @@ SIZE_ROWS = [
     plain("exact_tiles", seqlen_q=128, seqlen_kv=128, dtype="fp16", head_dim=64, batch=1, causal=1),
     plain("one_short_of_a_tile", seqlen_q=127, seqlen_kv=191, dtype="bf16", head_dim=64, batch=1, causal=1),
     plain("many_tiles", seqlen_q=200, seqlen_kv=413, dtype="fp16", head_dim=64, batch=1, causal=1, diagonal=1),
+    plain("thousands_of_keys", seqlen_q=33, seqlen_kv=4100, head_dim=16, batch=1, value_mean=2.0, score_std=0.5),
+    plain("thousands_of_keys_for_one_query", seqlen_q=1, seqlen_kv=4100, head_dim=64, value_mean=2.0, score_std=0.5),
     plain("many_tiles_fp32", seqlen_q=130, seqlen_kv=300, head_dim=64, batch=1, heads_q=1, heads_kv=1),
     plain("more_queries_than_keys_top_left", seqlen_q=71, seqlen_kv=19, causal=1, dtype="fp16"),
     plain("more_queries_than_keys_bottom_right", seqlen_q=71, seqlen_kv=19, causal=1, diagonal=1, dtype="fp16"),

@@ -44,7 +44,7 @@ def make(case: Case) -> Tensors:
     strength = case.score_std / (abs(case.softmax_scale) * case.head_dim**0.5) if case.softmax_scale else 1.0
     query = rng.standard_normal((case.batch, case.heads_q, case.seqlen_q, case.head_dim)) * strength
     key = rng.standard_normal((case.batch, case.heads_kv, case.seqlen_kv, case.head_dim))
-    value = rng.standard_normal((case.batch, case.heads_kv, case.seqlen_kv, case.dv))
+    value = rng.standard_normal((case.batch, case.heads_kv, case.seqlen_kv, case.dv)) + case.value_mean
     lengths = None if case.kv_lengths is None else np.array(case.kv_lengths, np.int32)
     if case.nan_past_length:
         past = reference.lengths_of_keys(lengths, case.batch, case.seqlen_kv)[:, None, None, None]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from contract import cache_cases, tensors
 from contract.cache_cases import CACHE_CASES
@@ -88,3 +89,16 @@ def test_the_address_and_undefined_behaviour_sanitizers_find_nothing(native_buil
 def test_the_thread_sanitizer_finds_nothing_in_eight_threads_at_once(native_build: Path) -> None:
     done = sanitized(native_build, "thread", "threads")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_tile_of_keys_is_summed_on_its_own(native_build: Path, kernels: str) -> None:
+    """One sum over all keys, as the rule's base has it, errs several times as much over thousands of them."""
+    library = CpuLibrary(native_build / "lib" / "libcpu_door.so")
+    if reason := library.why_not(kernels):
+        pytest.skip(reason)
+    (case,) = (case for case in CASES if case.name == "thousands_of_keys")
+    output, _ = library.run(case, tensors.make(case), kernels, "tiles", 1)
+    reference, _, base = tensors.expected(case)
+    error, base_error = (float(np.abs(x.astype(np.float64) - reference).mean()) for x in (output, base))
+    assert error < base_error / 3
