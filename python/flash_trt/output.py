@@ -79,17 +79,29 @@ def check_engine(path: Path) -> None:
     Raises:
         UsageError: another file is there, or the name promises another format.
     """
-    got = f"the suffix {path.suffix}" if path.suffix.lower() in file_kinds.MODEL_SUFFIXES else ""
-    if path.is_file() and path.stat().st_size and (kind := file_kinds.kind_of(path)) != "engine":
-        got = file_kinds.SPELLED.get(kind, "a file that does not begin as an engine does")
-    if got:
+    if path.suffix.lower() in file_kinds.MODEL_SUFFIXES:
         raise UsageError(
-            "the output would not be known for an engine, or replaces a file of another kind",
+            "an engine gets no name of a model",
             where=str(path),
-            got=got,
-            need="a free name such as NAME.engine, or an older engine there",
+            got=f"the suffix {path.suffix}",
+            need="another, such as .engine",
+            do=f"give -o {path.with_suffix('.engine')}",
+        )
+    if path.is_file() and path.stat().st_size and (kind := _kind_there(path)) != "engine":
+        raise UsageError(
+            "the engine would replace a file of another kind",
+            where=str(path),
+            got=file_kinds.SPELLED.get(kind, "a file that does not begin as an engine does"),
+            need="a free name, or an older engine there",
             do=f"give -o {path.with_suffix('.engine')}, or remove that file first",
         )
+
+
+def _kind_there(path: Path) -> file_kinds.Kind:
+    try:
+        return file_kinds.kind_of(path)
+    except OSError:
+        return ""  # what cannot be read is not known for an engine
 
 
 @contextlib.contextmanager
