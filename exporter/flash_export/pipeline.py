@@ -265,7 +265,8 @@ def judge(sites: Sequence[Site], options: Options, talk: Talk) -> None:
         )
     if refused:
         talk.warn(f"{len(refused)} attention(s) left as standard ONNX, each with its reason above")
-    square = [site for site in sites if site.status == "fused" and 1 not in (site.bias_shape or [1])[-2:]]
+    new = [site for site in sites if site.status == "fused" and not site.already]
+    square = [site for site in new if 1 not in (site.bias_shape or [1])[-2:]]
     if square:
         what = f"{len(square)} attention(s) read a bias of queries x keys: the model builds that tensor, S x S"
         talk.warn(f"{what}\n  do: {_SMALLER}")
