@@ -167,20 +167,23 @@ FLASH_INLINE void exponentiate(Strip& strip, float const* row_max, int keys, flo
     store(shrink + v * kLanes, expOf(before - most[v]));
     sum[v] = Floats{};
   }
-  for (int j = 0; j < keys;) {
-    Floats part[kVectors] = {};
-    for (int const end = smallerOf(keys, j + kSummed); j < end; ++j) {
+  auto const add = [&](auto count, int j) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        float* const place = scores + j * kWidth + v * kLanes;
+    for (int v = 0; v < kVectors; ++v) {
+      Floats part{};
+#pragma GCC unroll 4
+      for (int i = 0; i < count.value; ++i) {
+        float* const place = scores + (j + i) * kWidth + v * kLanes;
         Floats const p = expOf(load(place) - most[v]);
         store(place, p);
-        part[v] += p;
+        part = i == 0 ? p : part + p;
       }
+      sum[v] += part;
     }
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) sum[v] += part[v];
-  }
+  };
+  int j = 0;
+  for (; j + kSummed <= keys; j += kSummed) add(Number<kSummed>{}, j);
+  for (; j < keys; ++j) add(Number<1>{}, j);
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
     float* const place = strip.row_sum + v * kLanes;
