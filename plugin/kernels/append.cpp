@@ -30,6 +30,11 @@ void lengthsApart(Reasons& why, FlashAppendArgs const& a) {
   }
 }
 
+Extent extentOfCache(FlashAppendArgs const& a) {
+  if (a.page_table != nullptr) return {a.page_count, a.kv_num_heads, a.page_size};
+  return {a.batch, a.kv_num_heads, a.capacity};
+}
+
 std::vector<std::string> whyUnsupported(FlashAppendArgs const& a) {
   Reasons why;
   why.inRange("dtype", a.dtype, kFlashFloat32, kFlashBFloat16);
@@ -57,6 +62,11 @@ std::vector<std::string> whyUnsupported(FlashAppendArgs const& a) {
   why.aligned("page_table", a.page_table, 4);
   if (!why.sentences().empty()) return why.sentences();
   lengthsApart(why, a);
+  why.rowsApart("key_cache", a.key_cache, extentOfCache(a), a.head_dim);
+  why.rowsApart("value_cache", a.value_cache, extentOfCache(a), a.v_head_dim);
+  why.unless(a.key_cache.data == nullptr || a.key_cache.data != a.value_cache.data, [] {
+    return std::string("key_cache and value_cache begin at one address; the kernels need memory for both.");
+  });
   double const rows = double(a.batch) * a.kv_num_heads * double(std::max<int64_t>(a.seqlen_new, 1));
   why.blocks(std::ceil(rows / kAppendWarps), "batch " + std::to_string(a.batch) + ", " +
                                                  std::to_string(a.kv_num_heads) + " heads and " +
@@ -78,7 +88,7 @@ AppendParams resolve(FlashAppendArgs const& a) {
   p.seqlen_new = int(a.seqlen_new);
   p.capacity = int(a.capacity);
   Extent const fresh{packed ? 1 : a.batch, a.kv_num_heads, packed ? a.total_new : a.seqlen_new};
-  Extent const cache{paged ? a.page_count : a.batch, a.kv_num_heads, paged ? a.page_size : a.capacity};
+  Extent const cache = extentOfCache(a);
   p.vector_copies = copiesVectors(a.key, a.dtype, fresh, a.head_dim) &&
                     copiesVectors(a.value, a.dtype, fresh, a.v_head_dim) &&
                     copiesVectors(a.key_cache, a.dtype, cache, a.head_dim) &&

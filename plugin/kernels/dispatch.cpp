@@ -55,6 +55,17 @@ void alignment(Reasons& why, FlashAttentionArgs const& a) {
   why.aligned("page_table", a.page_table, 4);
 }
 
+Extent extentOfQueries(FlashAttentionArgs const& a) {
+  if (a.cu_seqlens_q != nullptr) return {1, a.q_num_heads, a.total_q};
+  return {a.batch, a.q_num_heads, a.seqlen_q};
+}
+
+Extent extentOfKeys(FlashAttentionArgs const& a) {
+  if (a.page_table != nullptr) return {a.page_count, a.kv_num_heads, a.page_size};
+  if (a.cu_seqlens_kv != nullptr) return {1, a.kv_num_heads, a.total_kv};
+  return {a.batch, a.kv_num_heads, a.seqlen_kv};
+}
+
 std::vector<std::string> whyUnsupported(FlashAttentionArgs const& a) {
   Reasons why;
   why.inRange("dtype", a.dtype, kFlashFloat32, kFlashBFloat16);
@@ -102,21 +113,11 @@ std::vector<std::string> whyUnsupported(FlashAttentionArgs const& a) {
   }
   alignment(why, a);
   if (!why.sentences().empty()) return why.sentences();
+  why.rowsApart("output", a.output, extentOfQueries(a), a.v_head_dim);
   why.blocks(double(a.batch) * a.q_num_heads * double(ceilDiv(a.seqlen_q, kSmallestTileQ)),
              "batch " + std::to_string(a.batch) + ", " + std::to_string(a.q_num_heads) + " heads and " +
                  std::to_string(a.seqlen_q) + " rows");
   return why.sentences();
-}
-
-Extent extentOfQueries(FlashAttentionArgs const& a) {
-  if (a.cu_seqlens_q != nullptr) return {1, a.q_num_heads, a.total_q};
-  return {a.batch, a.q_num_heads, a.seqlen_q};
-}
-
-Extent extentOfKeys(FlashAttentionArgs const& a) {
-  if (a.page_table != nullptr) return {a.page_count, a.kv_num_heads, a.page_size};
-  if (a.cu_seqlens_kv != nullptr) return {1, a.kv_num_heads, a.total_kv};
-  return {a.batch, a.kv_num_heads, a.seqlen_kv};
 }
 
 ForwardParams resolve(FlashAttentionArgs const& a) {

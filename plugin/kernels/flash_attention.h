@@ -5,7 +5,8 @@
 //
 // Every tensor is described by a pointer and 64-bit strides in elements; the last axis (D) is contiguous. So
 // one kernel serves [B, S, H*D], [B, H, S, D] and a packed [B, S, (Hq + 2*Hkv)*D]. A stride may be 0, of an
-// axis along which an input repeats, or negative (but see page_table); rows of an output must not overlap.
+// axis along which an input repeats, or negative (but see page_table). Rows that are written overlap neither
+// one another, which is refused where one stride alone makes them, nor any input.
 //
 // An address is a multiple of its elements' size, the workspace's of 4. Where every row of query, key, value
 // and output starts and ends on 16 bytes (addresses, strides and head dims alike), the faster kernels serve
@@ -55,6 +56,8 @@ struct FlashTensor {
 };
 
 // Plain C layout: tests mirror it with ctypes. Fields are the operator's (docs/op.md) with shapes resolved.
+// A zeroed struct asks for: a scale of 0 (the mean of V), a window of the diagonal's key alone, an fp32 bias,
+// kv_lengths and sinks of one number for all.
 typedef struct FlashAttentionArgs FlashAttentionArgs;
 struct FlashAttentionArgs {
   int32_t dtype;  // FlashDtype of query, key, value, output
@@ -63,21 +66,22 @@ struct FlashAttentionArgs {
   int64_t seqlen_q, seqlen_kv;
   FlashTensor query, key, value, output;
   float scale;       // multiplier of Q.K^T
-  float softcap;     // 0 off
+  float softcap;     // c: scaled scores become c * tanh(score / c); 0 off
   int32_t causal;    // 0, 1
-  int32_t diagonal;  // 0 top-left, 1 bottom-right
-  // Keys that a row sees beside its diagonal. -1 is off; 0, as in a zeroed struct, means none beside it.
+  int32_t diagonal;  // 0 top-left, 1 bottom-right: the last query stands at the last key that there is, by
+                     // kv_lengths and cu_seqlens
+  // Keys that a row sees beside its diagonal, causal or not. -1 is off; 0 means none beside it.
   int32_t window_left, window_right;
   // Side inputs; a null pointer means "not there".
   void const* bias;           // broadcastable to [B, Hq, Sq, Skv]; a broadcast axis has stride 0
   int32_t bias_dtype;         // FlashDtype: that of query, or fp32
   int32_t reserved;           // 0
   int64_t bias_stride[4];     // elements; [B, Hq, Sq, Skv]
-  int32_t const* kv_lengths;  // [B] or [1], clamped to 0..seqlen_kv
+  int32_t const* kv_lengths;  // [B] or [1], clamped to 0..seqlen_kv, and to its sequence of cu_seqlens_kv
   int64_t kv_lengths_stride;  // 1 or 0; not read without kv_lengths
-  // [Hq] or [1]: one more score a row, without a value. -inf is none; +inf takes all the weight (output 0,
-  // lse +inf); NaN shows in output and lse. A row that sees no key gives 0 and the sink as its lse, whatever
-  // it is.
+  // [Hq] or [1]: one more score a row, without a value, as it is: neither scaled nor capped. -inf is none;
+  // +inf takes all the weight (output 0, lse +inf); NaN shows in output and lse. A row that sees no key gives
+  // 0 and the sink as its lse, whatever it is.
   float const* sinks;
   int64_t sinks_stride;  // 1 or 0; not read without sinks
   float* lse;            // [B, Hq, Sq] contiguous, natural log; null: not wanted
@@ -105,12 +109,13 @@ struct FlashAttentionArgs {
 // no reason here, though a launch refuses it.
 int32_t flashAttentionWhyUnsupported(FlashAttentionArgs const* args, char* text, size_t text_size);
 
-// A problem with more queries than this has work for the whole device and never uses a workspace.
+// A problem with more queries than this has work for the whole device and never uses a workspace; it may be
+// null.
 enum { kFlashMaxSplitQueries = 16 };
 
-// Bytes of device memory, aligned to 4, that flashAttentionLaunch may use at `workspace`; 0 when none. Never
-// smaller for a larger problem: memory for the largest shapes of a range serves every problem in it, even
-// where the kernels do not run the largest itself. A few MiB at most.
+// Bytes of device memory, aligned to 4, that flashAttentionLaunch may use at `workspace` for this problem or
+// a smaller one; 0 when none. So it is never smaller for a larger problem: memory for the largest shapes of a
+// range serves every problem in it, even where the kernels do not run the largest itself. A few MiB at most.
 size_t flashAttentionWorkspace(FlashAttentionArgs const* args);
 
 // Enqueues the forward on `stream` (a cudaStream_t). Never synchronises, never allocates; works in graph
@@ -123,7 +128,7 @@ size_t flashAttentionWorkspace(FlashAttentionArgs const* args);
 // device; the result is the same within rounding. The emulated build has the same symbol: pointers are host
 // pointers, `stream` is ignored, and a fault that the emulation finds (race, missing wait, out of bounds,
 // deadlock) makes it return 719 (launch failure), with its text in flashEmulationError()
-// (emulation/launch_emulated.h).
+// (char const* flashEmulationError(void), of the host thread's last launch that was not refused).
 int32_t flashAttentionLaunch(FlashAttentionArgs const* args, void* workspace, void* stream);
 
 // New keys and values that go into a cache behind those that it holds: row i of batch b becomes key
@@ -154,7 +159,7 @@ int32_t flashAttentionAppendWhyUnsupported(FlashAppendArgs const* args, char* te
 
 // Enqueues the copies; returns what flashAttentionLaunch does, 1 also where kv_lengths is null. A row that
 // has no room, past the capacity or in a page outside 0 ... page_count - 1, is dropped: nothing outside the
-// cache is touched, whatever the lengths and tables hold.
+// cache is touched, whatever the lengths and tables hold. lengths_after counts rows that lack a page.
 int32_t flashAttentionAppend(FlashAppendArgs const* args, void* stream);
 
 #ifdef __cplusplus

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "geometry.h"
+#include "tensors.h"
 
 namespace flash_export::kernels {
 
@@ -30,6 +31,15 @@ class Reasons {
     unless(reinterpret_cast<uintptr_t>(address) % uintptr_t(bytes) == 0, [=] {
       return std::string(name) + " is no address of elements of " + std::to_string(bytes) +
              " bytes; the kernels take multiples of that.";
+    });
+  }
+  // Of a tensor that is written, where its memory is there already.
+  void rowsApart(char const* name, FlashTensor const& t, Extent extent, int64_t columns) {
+    if (t.data == nullptr) return;
+    char const* const stride = overlappingStride(t, extent, columns);
+    unless(stride == nullptr, [=] {
+      return std::string(stride) + " of " + name + " puts rows of " + std::to_string(columns) +
+             " elements onto one another; the kernels need steps of that at least.";
     });
   }
   void pages(int page_size) {

@@ -15,6 +15,17 @@ struct Extent {
   int64_t batches, heads, rows;
 };
 
+// The stride that puts two rows of `columns` elements onto one another; null where none does by itself.
+inline char const* overlappingStride(FlashTensor const& t, Extent extent, int64_t columns) {
+  auto const overlaps = [=](int64_t size, int64_t stride) {
+    return size > 1 && stride > -columns && stride < columns;
+  };
+  if (extent.batches <= 0 || extent.heads <= 0 || extent.rows <= 0) return nullptr;
+  if (overlaps(extent.rows, t.row_stride)) return "row_stride";
+  if (overlaps(extent.heads, t.head_stride)) return "head_stride";
+  return overlaps(extent.batches, t.batch_stride) ? "batch_stride" : nullptr;
+}
+
 // Whether every row of a tensor starts and ends on 16 bytes. The stride of an axis of one step is never used.
 inline bool copiesVectors(FlashTensor const& t, int32_t dtype, Extent extent, int64_t head_dim) {
   int64_t const chunk = kChunkBytes / bytesOf(dtype);

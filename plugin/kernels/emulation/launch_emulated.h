@@ -10,8 +10,8 @@
 #include "../forward_params.h"
 
 extern "C" {
-// What the last launch of this host thread found, "" when nothing. Valid until the next launch of this
-// thread.
+// What the last launch of this host thread that was not refused found, "" when nothing. Valid until the next
+// launch of this thread.
 char const* flashEmulationError();
 // Bank conflicts of ldmatrix in the last launch of this host thread.
 uint64_t flashEmulationBankConflicts();

@@ -83,7 +83,7 @@ int main(void) {
   a.q_num_heads = kHeadsQ;
   a.kv_num_heads = kHeadsKv;
   a.head_dim = a.v_head_dim = kHeadDim;
-  a.seqlen_q = 1;
+  a.seqlen_q = kPrompt; /* the most rows of a step: memory for them serves fewer */
   a.seqlen_kv = kCapacity;
   a.scale = 0.125f;
   a.causal = a.diagonal = 1; /* bottom-right: the last query stands at the last cached key */

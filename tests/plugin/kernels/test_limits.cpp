@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../runner.h"
@@ -179,6 +180,7 @@ TEST(an_address_off_its_elements_is_refused) {
   auto const off = [](int bytes) { return reinterpret_cast<void*>(uintptr_t(64 + bytes)); };
   FlashAttentionArgs a = goodArgs();
   a.query.data = a.key.data = a.value.data = a.output.data = off(2);
+  a.output.row_stride = 64;
   a.kv_lengths = static_cast<int32_t*>(off(4));
   EXPECT(whyNot(a).empty(), whyNot(a));
   for (FlashTensor FlashAttentionArgs::* t : {&FlashAttentionArgs::query, &FlashAttentionArgs::key,
@@ -248,6 +250,49 @@ TEST(negative_strides_are_followed) {
     EXPECT(launch(a) == 0, flashEmulationError());
     EXPECT(backward.judge().empty(), backward.judge());
   }
+}
+
+// A stride that is forgotten is 0, and one that forgets the heads too small.
+TEST(a_stride_that_puts_written_rows_onto_one_another_is_refused) {
+  Problem p;
+  p.batch = p.heads_q = p.heads_kv = 2;
+  Tensors tensors(p);
+  FlashAttentionArgs const good = tensors.args();
+  EXPECT(whyNot(good).empty(), whyNot(good));
+  std::vector<unsigned char> cache(1 << 16);
+  FlashAppendArgs append = goodAppend();
+  append.batch = append.kv_num_heads = 2;
+  append.key_cache = {cache.data(), 100 * 128, 64, 128};
+  append.value_cache = {cache.data() + 16, 100 * 128, 64, 128};
+  EXPECT(whyNot(append).empty(), whyNot(append));
+  std::pair<int64_t FlashTensor::*, char const*> const strides[] = {
+      {&FlashTensor::row_stride, "row_stride"},
+      {&FlashTensor::head_stride, "head_stride"},
+      {&FlashTensor::batch_stride, "batch_stride"}};
+  for (auto const& [stride, name] : strides) {
+    for (int64_t const step : {0, 1, -1, p.v_head_dim - 1, 1 - p.v_head_dim}) {
+      FlashAttentionArgs a = good;
+      a.output.*stride = step;
+      std::string const words = std::string(name) + " of output puts rows of " + std::to_string(p.v_head_dim);
+      EXPECT(whyNot(a).find(words) == 0, "'" << whyNot(a) << "' for " << step);
+      EXPECT(launch(a) == 1);
+    }
+    for (FlashTensor FlashAppendArgs::* t : {&FlashAppendArgs::key_cache, &FlashAppendArgs::value_cache}) {
+      FlashAppendArgs a = append;
+      a.*t.*stride = 63;
+      EXPECT(whyNot(a).find(std::string(name) + " of ") == 0, "'" << whyNot(a) << "'");
+      EXPECT(launch(a) == 1);
+    }
+  }
+  append.value_cache.data = append.key_cache.data;
+  EXPECT(whyNot(append).find("begin at one address") != std::string::npos, whyNot(append));
+  // The stride of an axis of one step is never used, nor any of a tensor without rows.
+  FlashAttentionArgs one = goodArgs(), none = good;
+  one.output = {cache.data(), 0, 0, 64};
+  EXPECT(whyNot(one).empty(), whyNot(one));
+  none.seqlen_q = 0;
+  none.output.batch_stride = 0;
+  EXPECT(whyNot(none).empty(), whyNot(none));
 }
 
 TEST(a_stride_of_0_repeats_an_input_along_its_axis) {

@@ -127,3 +127,22 @@ def test_a_program_of_ones_own_runs_on_the_emulation(
     assert line.startswith("cc plugin/kernels/example/decode.c ")
     run(line, source, environment)
     assert run("./decode_emulated", source, environment).splitlines()[-1].startswith("head 7: lse ")
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16, 17])
+def test_the_paged_example_has_memory_for_any_prompt(
+    repo_root: Path, native_build: Path, tmp_path: Path, rows: int
+) -> None:
+    """Prompts up to 16 rows are split over the keys, and need more of the workspace than a single token does."""
+    example = (repo_root / "plugin/kernels/example/paged.c").read_text()
+    assert "kPrompt = 100" in example
+    program, source = tmp_path / "paged", tmp_path / "paged.c"
+    source.write_text(example.replace("kPrompt = 100", f"kPrompt = {rows}"))
+    kernels, library = repo_root / "plugin/kernels", native_build / "lib"
+    options = ["-DFLASH_ON_HOST", "-fsanitize=address", f"-I{kernels}", f"-I{kernels / 'example'}", f"-L{library}"]
+    linked = ["-lflash_attention_emulated", f"-Wl,-rpath,{library}", "-lm"]
+    subprocess.run(["cc", source, "-o", program, *options, *linked], check=True)
+    no_leaks = {"ASAN_OPTIONS": "detect_leaks=0"}
+    done = subprocess.run([program], env=no_leaks, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"the cache holds {rows + 3} keys"
