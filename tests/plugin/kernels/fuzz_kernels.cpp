@@ -51,6 +51,7 @@ void drawScore(Dice& dice, Problem& p) {
   if (huge) {  // a rounding of a score of 1e30 is more than any tolerance, and a cap of it makes keys equal
     p.wants_lse = false;
     p.softcap = 0.0f;
+    if (p.bias == Bias::kLowestRows) p.bias = Bias::kHiddenRows;  // beside -3.4e38 fp32 keeps no digit of it
   }
   // Around the threshold of a rescale, a tile of 32 or 64 keys at a time.
   if (p.softcap == 0.0f && p.scale == 0.0f && dice.once_in(5)) {
