@@ -17,18 +17,10 @@ from contract.tensors import Tensors
 from contract.tolerance import why_rejected
 from numpy.typing import NDArray
 
-from plugin.cpu.cpu_library import KERNELS, WAYS, CpuLibrary
+from plugin.cpu.cpu_library import WAYS, CpuLibrary
 
 LARGEST = float(np.finfo(np.float32).max)
 BOTH = ("tiles", "slices")
-
-
-@pytest.fixture(params=KERNELS)
-def kernels(request: pytest.FixtureRequest, native_build: Path) -> tuple[CpuLibrary, str]:
-    library = CpuLibrary(native_build / "lib" / "libcpu_door.so")
-    if reason := library.why_not(request.param):
-        pytest.skip(reason)
-    return library, request.param
 
 
 def exact(case: Case, given: Tensors) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from contract.reference import attention
 from contract.tolerance import DTYPES, why_lse_rejected, why_rejected
 
 from plugin.cpu import random_problems
-from plugin.cpu.cpu_library import KERNELS, WAYS, CpuLibrary
+from plugin.cpu.cpu_library import WAYS, CpuLibrary
 from plugin.cpu.random_problems import Drawn
 
 PROBLEMS = range(400)
@@ -26,14 +25,6 @@ CACHES = range(120)
 @functools.cache
 def drawn() -> list[Drawn]:
     return [random_problems.draw(seed) for seed in PROBLEMS]
-
-
-@pytest.fixture(params=KERNELS)
-def kernels(request: pytest.FixtureRequest, native_build: Path) -> tuple[CpuLibrary, str]:
-    library = CpuLibrary(native_build / "lib" / "libcpu_door.so")
-    if reason := library.why_not(request.param):
-        pytest.skip(reason)
-    return library, request.param
 
 
 def test_random_problems_are_right(kernels: tuple[CpuLibrary, str]) -> None:
