@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flash_export import __version__, pipeline
+from flash_export.help_text import Command
 from flash_export.inputs import parse_inputs
 from flash_export.options import DtypeName, Options
 
@@ -21,12 +22,8 @@ _EPILOG = (
     "flash-export ./bert_folder -o bert.onnx\n\n"
     "flash-export other.onnx --dry-run\n\n"
     "[b]Exit codes[/b]  0 done · 1 numbers differ · 2 usage · 3 refused as unsafe · 4 unsupported or no attention · "
-    "5 something is missing here · 70 our bug"
+    "5 something is missing here · 70 our bug · 130 interrupted"
 )
-
-
-_FLAG = " "
-"""The metavar of a flag: typer would write <bool>, as if it took a value."""
 
 
 def _version(wanted: bool) -> None:
@@ -35,7 +32,7 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.command(name="flash-export", epilog=_EPILOG, no_args_is_help=True)
+@app.command(name="flash-export", cls=Command, epilog=_EPILOG, no_args_is_help=True)
 def _flash_export(
     source: Annotated[
         Path,
@@ -69,23 +66,15 @@ def _flash_export(
         ),
     ] = None,
     opset: Annotated[int | None, typer.Option(help=r"ONNX opset. \[default: 18; an ONNX file keeps its own]")] = None,
-    require_all: Annotated[
-        bool, typer.Option("--require-all", metavar=_FLAG, help="Fail (4) when any attention is refused.")
-    ] = False,
-    allow_none: Annotated[
-        bool, typer.Option("--allow-none", metavar=_FLAG, help="Accept a model without attention.")
-    ] = False,
+    require_all: Annotated[bool, typer.Option("--require-all", help="Fail (4) when any attention is refused.")] = False,
+    allow_none: Annotated[bool, typer.Option("--allow-none", help="Accept a model without attention.")] = False,
     skip: Annotated[
         list[str] | None, typer.Option(metavar="SITE", help="Leave this attention as it is. Repeatable.")
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", metavar=_FLAG, help="Say what would be done; write nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")] = False,
     no_check: Annotated[
         bool,
-        typer.Option(
-            "--no-check", metavar=_FLAG, help="Publish without comparing numbers (the graph is still checked)."
-        ),
+        typer.Option("--no-check", help="Publish without comparing numbers (the graph is still checked)."),
     ] = False,
     values: Annotated[
         Path | None, typer.Option(metavar="FILE.npz", help="Inputs by name to compare the whole model on.")
@@ -94,21 +83,17 @@ def _flash_export(
         bool,
         typer.Option(
             "--no-fallback",
-            metavar=_FLAG,
             help="Leave out the function bodies: needed by TensorRT 10.0 to 10.6; ONNX Runtime then needs a library.",
         ),
     ] = False,
     trust_pickle: Annotated[
         bool,
-        typer.Option(
-            "--trust-pickle", metavar=_FLAG, help="Let SOURCE run the code it carries. Only for files you made."
-        ),
+        typer.Option("--trust-pickle", help="Let SOURCE run the code it carries. Only for files you made."),
     ] = False,
     kv_cache: Annotated[
         bool,
         typer.Option(
             "--kv-cache",
-            metavar=_FLAG,
             help="Export a Hugging Face causal language model with its cache as in- and outputs.",
         ),
     ] = False,
@@ -116,12 +101,10 @@ def _flash_export(
         Path | None,
         typer.Option(metavar="DIR", help=r"Where report.json and report.html go. \[default: beside the output]"),
     ] = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", metavar=_FLAG, help="Only warnings, errors and results.")
-    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings, errors and results.")] = False,
     version: Annotated[
         bool,
-        typer.Option("--version", metavar=_FLAG, callback=_version, is_eager=True, help="Print the version and stop."),
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop."),
     ] = False,
 ) -> int:
     """Exports SOURCE to ONNX with every attention fused into one FlashAttention node, proven numerically.

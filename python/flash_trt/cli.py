@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-import typer.core
 from rich.table import Table
 
+from flash_export.help_text import Command, Group
 from flash_export.talk import Talk, plain, printable
 from flash_trt import __version__, engine_inspector, environment, inspect_file
 from flash_trt.attention import attention_rows
@@ -31,33 +31,9 @@ from flash_trt.run import run as run_step
 from flash_trt.triton import Device, TritonOptions
 from flash_trt.triton import triton as triton_step
 
-_FLAG = " "
-"""The metavar of a flag: typer would write <bool>, as if it took a value."""
-
-
-class _PlainFlags:
-    """A command whose help shows its flags without a value, ``--help`` among them."""
-
-    def get_params(self, ctx: Any) -> Any:
-        """As typer's."""
-        params = super().get_params(ctx)  # type: ignore[misc]
-        for param in params:
-            if getattr(param, "is_flag", False):
-                param.metavar = _FLAG
-        return params
-
-
-class _Command(_PlainFlags, typer.core.TyperCommand):
-    """One of the commands."""
-
-
-class _Group(_PlainFlags, typer.core.TyperGroup):
-    """``flash-trt`` itself."""
-
-
 app = typer.Typer(
     name="flash-trt",
-    cls=_Group,
+    cls=Group,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -83,7 +59,7 @@ def _flash_trt(
     pass
 
 
-@app.command(cls=_Command)
+@app.command(cls=Command)
 def build(
     model: Annotated[Path, typer.Argument(help="ONNX file with FlashAttention nodes.", show_default=False)],
     output: Annotated[
@@ -171,7 +147,7 @@ def _profile_rows(profiles: list[Profile]) -> dict[str, str]:
     return dict(zip(names, map(spell_profile, profiles), strict=True)) if profiles else {"shapes": "static"}
 
 
-@app.command(cls=_Command)
+@app.command(cls=Command)
 def run(
     model: Annotated[
         Path, typer.Argument(help="An ONNX file, fused or not, or an engine (on a GPU).", show_default=False)
@@ -223,7 +199,7 @@ def _run_table(result: RunResult) -> Table:
     return table
 
 
-@app.command(cls=_Command)
+@app.command(cls=Command)
 def compare(
     fused: Annotated[Path, typer.Argument(help="The fused ONNX file, or its engine (on a GPU).", show_default=False)],
     reference: Annotated[
@@ -266,7 +242,7 @@ def compare(
     return 0
 
 
-@app.command(cls=_Command)
+@app.command(cls=Command)
 def bench(
     models: Annotated[
         list[Path], typer.Argument(help="ONNX files and engines; the last is the baseline.", show_default=False)
@@ -319,7 +295,7 @@ def _spell_speedup(setting: Setting, timing: Timing) -> str:
     return told if setting.is_told(timing) else f"not told: {told}"
 
 
-@app.command(cls=_Command)
+@app.command(cls=Command)
 def triton(
     repository: Annotated[Path, typer.Argument(metavar="DIR", help="The model repository.", show_default=False)],
     model: Annotated[Path, typer.Argument(help="An engine of TensorRT, or an ONNX file.", show_default=False)],
@@ -351,7 +327,7 @@ def triton(
     return 0
 
 
-@app.command(cls=_Command)
+@app.command(cls=Command)
 def inspect(
     file: Annotated[Path, typer.Argument(help="An engine, its sidecar, or an ONNX file.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
@@ -366,7 +342,7 @@ def inspect(
     return 0
 
 
-@app.command(cls=_Command)
+@app.command(cls=Command)
 def env(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for a bug report.")] = False,
 ) -> int:

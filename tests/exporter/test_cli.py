@@ -390,6 +390,8 @@ def test_help_teaches_by_example(capsys) -> None:
     for flag in ("--model", "--input", "--require-all", "--trust-pickle", "--values", "--no-fallback"):
         assert flag in said
     assert "flash-export model.pt2" in said
+    assert "130 interrupted" in " ".join(said.split())
+    assert "<bool>" not in said
 
 
 def test_the_end_says_what_was_proven_and_where_the_files_are(attention: Path, tmp_path: Path, capsys) -> None:
