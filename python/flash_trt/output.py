@@ -77,7 +77,7 @@ def check_engine(path: Path) -> None:
     """Raises unless an engine may be put at ``path``: a free place, an empty file, or an older engine.
 
     Raises:
-        UsageError: another file is there, or the name promises another format.
+        UsageError: another file is there or where the sidecar goes, or the name promises another format.
     """
     if path.suffix.lower() in file_kinds.MODEL_SUFFIXES:
         raise UsageError(
@@ -87,7 +87,8 @@ def check_engine(path: Path) -> None:
             need="another, such as .engine",
             do=f"give -o {path.with_suffix('.engine')}",
         )
-    if path.is_file() and path.stat().st_size and (kind := _kind_there(path)) != "engine":
+    older = path.is_file() and path.stat().st_size > 0
+    if older and (kind := _kind_there(path)) != "engine":
         raise UsageError(
             "the engine would replace a file of another kind",
             where=str(path),
@@ -95,6 +96,24 @@ def check_engine(path: Path) -> None:
             need="a free name, or an older engine there",
             do=f"give -o {path.with_suffix('.engine')}, or remove that file first",
         )
+    if not older and not _free_for_sidecar(beside := sidecar_path(path)):
+        raise UsageError(
+            "the engine's sidecar would replace a file of yours",
+            where=str(beside),
+            got="a file that no flash-trt build wrote",
+            need=f"{beside.name} free, or an older sidecar",
+            do="give -o another name, or move that file first",
+        )
+
+
+def _free_for_sidecar(path: Path) -> bool:
+    try:
+        told = json.loads(path.read_bytes() or b"{}")
+    except (FileNotFoundError, IsADirectoryError):
+        return True  # a folder is refused with the other outputs
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(told, dict) and (not told or {"schema", "engine"} <= told.keys())
 
 
 def _kind_there(path: Path) -> file_kinds.Kind:

@@ -113,3 +113,23 @@ def test_an_engine_replaces_an_older_one_and_an_empty_file(
     assert flash_trt("build", fused(tmp_path / "m.onnx"), "-o", other, "--target", "sm80") == EXIT_OK
     assert kind_of(other) == "engine"
     assert other.stat().st_size > 100
+
+
+@pytest.mark.parametrize("content", ["words", '{"schema": 1}', "[1]", "[" * 100_000])
+def test_a_sidecar_replaces_no_file_of_the_users(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    (tmp_path / "m.engine.json").write_text(content)
+    assert flash_trt("build", fused(tmp_path / "m.onnx"), "-o", tmp_path / "m.engine", "--target", "sm80") == EXIT_USAGE
+    assert "sidecar would replace a file of yours" in " ".join(capsys.readouterr().err.split())
+    assert (tmp_path / "m.engine.json").read_text() == content
+    assert not (tmp_path / "m.engine").exists()
+
+
+@pytest.mark.parametrize("content", ["", '{"schema": 0, "engine": {}, "more": 1}'])
+def test_a_sidecar_replaces_an_older_one_whose_engine_is_gone(
+    rtx: Backend, tmp_path: Path, flash_trt: Command, content: str
+) -> None:
+    (tmp_path / "m.engine.json").write_text(content)
+    assert flash_trt("build", fused(tmp_path / "m.onnx"), "-o", tmp_path / "m.engine", "--target", "sm80") == EXIT_OK
+    assert json.loads((tmp_path / "m.engine.json").read_text())["engine"]["file"] == "m.engine"
