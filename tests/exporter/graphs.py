@@ -30,6 +30,9 @@ LENGTHS = (
     "i = Unsqueeze (row, ax1)\n j = Unsqueeze (column, ax0)\n"
 )
 
+SIZES = [{"B": 2, "S": 5, "T": 7}, {"B": 1, "S": 1, "T": 3}, {"B": 3, "S": 9, "T": 4}, {"B": 1, "S": 67, "T": 130}]
+SQUARE = [{"B": 2, "S": 5, "T": 5}, {"B": 1, "S": 1, "T": 1}, {"B": 1, "S": 67, "T": 67}]
+
 
 def model(
     body: str, *, inputs: str = QKV, outputs: str = OUT, constants: str = CONSTANTS, opset: int = 18
@@ -65,6 +68,13 @@ def only(sites: Sequence[Site]) -> Site:
     """The only site."""
     assert len(sites) == 1, [s.name for s in sites]
     return sites[0]
+
+
+def causal(site: Site) -> str:
+    """Which diagonal a fused site's attribute has."""
+    assert site.status == "fused", site.reason
+    assert site.attributes is not None
+    return site.attributes.causal_kind
 
 
 def numbers(
