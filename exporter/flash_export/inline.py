@@ -8,11 +8,12 @@ site inside a function is fused.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import onnx_ir as ir
 import onnx_ir.passes.common
 
+from flash_export import function_opset
 from flash_export import graph as g
 from flash_export.op import DOMAIN
 
@@ -30,18 +31,31 @@ def inline(model: ir.Model, operators: Collection[tuple[str, str]]) -> None:
     Names are a function of the file alone.
 
     Raises:
-        CannotInline: another opset than the main graph's, functions that call themselves.
+        CannotInline: another version of an operator than the main graph's opset has, functions that call themselves.
     """
     holding = functions_with(model, operators)
-    for identifier in holding:
-        for domain, version in model.functions[identifier].opset_imports.items():
-            if model.opset_imports.get(domain, version) != version:
-                raise CannotInline(f"{identifier[1]} is of opset {version}, the graph of {model.opset_imports[domain]}")
+    for why in function_opset.align(model, holding).values():
+        raise CannotInline(why)
+    _inline(model, lambda function: function.identifier() in holding)
+    _share_constants(model.graph)
+
+
+def inline_all(model: ir.Model) -> None:
+    """Inlines every function, in place.
+
+    Raises:
+        CannotInline: as ``inline``.
+    """
+    for why in function_opset.align(model, model.functions).values():
+        raise CannotInline(why)
+    _inline(model, lambda function: True)
+
+
+def _inline(model: ir.Model, which: Callable[[ir.Function], bool]) -> None:
     try:
-        onnx_ir.passes.common.InlinePass(lambda function: function.identifier() in holding)(model)
+        onnx_ir.passes.common.InlinePass(which)(model)
     except (ValueError, ir.passes.PreconditionError, ir.passes.PassError) as error:
         raise CannotInline(str(error.__cause__ or error).splitlines()[0]) from error
-    _share_constants(model.graph)
 
 
 def functions_with(model: ir.Model, operators: Collection[tuple[str, str]]) -> set[ir.OperatorIdentifier]:

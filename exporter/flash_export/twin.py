@@ -16,6 +16,7 @@ import onnx_ir.passes.common
 
 from flash_export import contrib_twin
 from flash_export.contrib_product import CONTRIB_DOMAIN
+from flash_export.inline import CannotInline, inline_all
 from flash_export.mapped import mapped
 
 _HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
@@ -127,9 +128,12 @@ def to_float64(model: ir.Model, *, in_float32: frozenset[str] = frozenset()) -> 
     model and no rounding.
 
     Raises:
-        NoTwin: a type that decides where a Cast must stand is unknown.
+        NoTwin: a type that decides where a Cast must stand is unknown, or a function cannot become part of the graph.
     """
-    onnx_ir.passes.common.InlinePass()(model)
+    try:
+        inline_all(model)
+    except CannotInline as error:
+        raise NoTwin(str(error)) from error
     infer_types(model)
     _fence_float32(model, in_float32)
     _retype(model, frozenset({ir.DataType.FLOAT}), ir.DataType.DOUBLE)
