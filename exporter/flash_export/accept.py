@@ -103,6 +103,12 @@ class Verdict:
             return np.inf
         return self.max_abs_error / self.tolerance if self.tolerance else 0.0
 
+    def beside(self, other: Verdict) -> Verdict:
+        """The verdict on both parts of one output: the numbers are those of the part that came closest to failing."""
+        closest = max(self, other, key=lambda verdict: verdict.excess)
+        counts = self.reference_is_nan + other.reference_is_nan, self.compared + other.compared
+        return dataclasses.replace(closest, reference_is_nan=counts[0], compared=counts[1])
+
     def as_report(self) -> dict[str, object]:
         """The verdict's part of a run in ``report.json``; a number that JSON lacks becomes None."""
         return {
@@ -131,6 +137,7 @@ def judge(
     dtype: np.dtype | None = None,
     nan_may_stay: bool = False,
     overflow: np.ndarray | None = None,
+    among: np.ndarray | None = None,
 ) -> Verdict:
     """Compares one output with its reference.
 
@@ -141,6 +148,7 @@ def judge(
         dtype: whose unit in the last place counts; float32 by default.
         nan_may_stay: the reference's NaN may have another origin, such as a NaN that went in.
         overflow: where the unfused graph leaves what float32 holds, as ``overflows`` says; nothing is asked there.
+        among: the numbers of an output of floats that are judged; the others are no part of the verdict.
     """
     if output.shape != reference.shape:
         return failed(f"its shape is {list(output.shape)} instead of {list(reference.shape)}")
@@ -149,9 +157,11 @@ def judge(
     out, ref = output.astype(np.float64), reference.astype(np.float64)
     if overflow is not None:
         out, ref = np.where(overflow, 0.0, out), np.where(overflow, np.nan, ref)
+    if among is not None:
+        out, ref = np.where(among, out, 0.0), np.where(among, ref, 0.0)
     nan = np.isnan(ref)
     odd = _odd_values(out, ref, nan, nan_may_stay)
-    finite = np.isfinite(ref) & np.isfinite(out)
+    finite = np.isfinite(ref) & np.isfinite(out) & (True if among is None else among)
     error = np.abs(np.subtract(out, ref, where=finite, out=np.zeros_like(ref)))
     compared = ref[finite]
     ulp = unit_in_last_place(compared, dtype or np.dtype(np.float32))

@@ -22,6 +22,7 @@ from flash_export.accept import Noise, Verdict
 from flash_export.boundary import Boundary, ScoreMeter, read_boundary
 from flash_export.captured import Seen
 from flash_export.cut import CannotCut, attention_nodes, cut
+from flash_export.drowned import DrownedRows
 from flash_export.function_body import functions_for
 from flash_export.op import FLASH_ATTENTION_EX
 from flash_export.runtime import AnySession, CannotRun, open_float64, open_session
@@ -85,6 +86,10 @@ class _Sample:
     spread: float | None
     reference: np.ndarray
     noise: Noise
+    drowned_noise: Noise | None
+    """That of the numbers in ``drowned``, which ``noise`` leaves out."""
+    drowned: np.ndarray | None
+    """The numbers of rows whose every key carries a large number; they are judged by themselves."""
     output: np.ndarray | str
     """What the fused node gave, or why it does not run."""
     faulty: np.ndarray | str
@@ -93,12 +98,20 @@ class _Sample:
     overflow: np.ndarray | None
     """Where the old subgraph leaves what float32 holds."""
 
-    def judged(self, output: np.ndarray | str, noise: Noise, factor: float) -> Verdict:
-        """The verdict by the rule, or on the refusal."""
+    def judged(self, output: np.ndarray | str, noises: tuple[Noise, Noise], factor: float) -> Verdict:
+        """The verdict by the rule, or on the refusal; ``noises``: of most numbers, and of those that are drowned."""
         if isinstance(output, str):
             return accept.failed(f"the fused node does not run: {output}")
-        nan_may_stay, overflow = self.nan_goes_in, self.overflow
-        return accept.judge(output, self.reference, noise, factor=factor, nan_may_stay=nan_may_stay, overflow=overflow)
+
+        def of(noise: Noise, among: np.ndarray | None) -> Verdict:
+            return accept.judge(
+                output, self.reference, noise, factor=factor, nan_may_stay=self.nan_goes_in, overflow=self.overflow,
+                among=among,
+            )  # fmt: skip
+
+        if self.drowned is None:
+            return of(noises[0], None)
+        return of(noises[0], ~self.drowned).beside(of(noises[1], self.drowned))
 
 
 def check_site(
@@ -122,17 +135,24 @@ def check_site(
     except (CannotCut, CannotRun) as error:
         raise CannotProve(f"it cannot be run alone: {error}") from error
     # A site's output is small at some settings, and a few numbers say little about its rounding.
-    noise = Noise.pooled(s.noise for s in samples)
+    noises = (
+        Noise.pooled(s.noise for s in samples),
+        Noise.pooled(s.drowned_noise for s in samples if s.drowned_noise is not None),
+    )
     softcap = site.attributes is not None and site.attributes.softcap > 0
     factor = accept.FACTOR_WITH_SOFTCAP if softcap else accept.FACTOR
-    if not _has_no_scale(site) and all(sample.judged(sample.faulty, noise, factor).passed for sample in samples):
-        raise CannotProve(
-            "a scale that is 1 % off would not show on any input tried, as where a query sees no more than one key"
-        )
+    if not _has_no_scale(site) and all(s.judged(s.faulty, noises, factor).passed for s in samples):
+        raise CannotProve(_why_no_scale_shows(site))
+    largest = max(noise.maximum for noise in noises)
     return [
-        SiteRun(site.name, s.trial, s.judged(s.output, noise, factor), s.spread, reference, noise.maximum)
-        for s in samples
+        SiteRun(site.name, s.trial, s.judged(s.output, noises, factor), s.spread, reference, largest) for s in samples
     ]
+
+
+def _why_no_scale_shows(site: Site) -> str:
+    if site.attributes is not None and site.attributes.scale == 0:
+        return "its scores are multiplied by 0, so that no query and no key counts and no fault of them would show"
+    return "a scale that is 1 % off would not show on any input tried, as where a query sees no more than one key"
 
 
 def _has_no_scale(site: Site) -> bool:
@@ -160,19 +180,20 @@ def _run(
     fused = open_session(part, folder)
     faulty = open_session(_with_seeded_fault(part), folder)
     meter = ScoreMeter(site, boundary, flash, folder)
+    rows = DrownedRows(site, flash, folder)
     samples = []
     for i, (trial, values) in enumerate(seen.items()):
         feeds, spread = stretch(_draw(boundary, values, seed + i), boundary, meter)
         narrow = base.run(feeds)[0]
         reference = narrow if wide is None else wide.run(feeds)[0]
         overflow = accept.overflows(narrow, reference)
+        drowned = None if wide is None else rows.of(feeds)
         if wide is None:
-            noise = _unknown_noise(part, feeds, folder)
+            noises: tuple[Noise, Noise | None] = _unknown_noise(part, feeds, folder), None
         else:
-            first, count = Noise.between(narrow, reference), roundings(reference.size, len(seen))
-            noise = _noise(base, wide, boundary, feeds, first, count)
+            noises = _noise(base, wide, boundary, feeds, (narrow, reference), drowned, len(seen))
         outputs = _output_or_refusal(fused, feeds), _output_or_refusal(faulty, feeds)
-        samples.append(_Sample(trial, spread, reference, noise, *outputs, _makes_nan(feeds), overflow))
+        samples.append(_Sample(trial, spread, reference, *noises, drowned, *outputs, _makes_nan(feeds), overflow))
     return samples, "float32" if wide is None else "float64"
 
 
@@ -211,15 +232,31 @@ def roundings(size: int, trials: int) -> int:
 
 
 def _noise(
-    base: AnySession, wide: AnySession, boundary: Boundary, feeds: Mapping[str, np.ndarray], first: Noise, count: int
-) -> Noise:
-    """The rounding of the old subgraph, measured ``count`` times, the first one included."""
-    noises = [first]
-    for k in range(1, count):
+    base: AnySession,
+    wide: AnySession,
+    boundary: Boundary,
+    feeds: Mapping[str, np.ndarray],
+    first: tuple[np.ndarray, np.ndarray],
+    drowned: np.ndarray | None,
+    trials: int,
+) -> tuple[Noise, Noise | None]:
+    """The rounding of the old subgraph, measured several times, the ``first`` run in both types included; that of
+    the numbers in ``drowned`` for itself.
+    """
+    groups = [None] if drowned is None else [~drowned, drowned]
+    size = first[1].size if drowned is None else int((~drowned).sum())
+    measured = [[_between(*first, group) for group in groups]]
+    for k in range(1, roundings(size, trials)):
         by = nudge.factor(k)
         nearby = {name: np.asarray(array * by) if name in boundary.drawn else array for name, array in feeds.items()}
-        noises.append(Noise.between(base.run(nearby)[0], wide.run(nearby)[0]))
-    return Noise.pooled(noises)
+        pair = base.run(nearby)[0], wide.run(nearby)[0]
+        measured.append([_between(*pair, group) for group in groups])
+    most, *few = (Noise.pooled(column) for column in zip(*measured, strict=True))
+    return most, few[0] if few else None
+
+
+def _between(narrow: np.ndarray, reference: np.ndarray, group: np.ndarray | None) -> Noise:
+    return Noise.between(narrow, reference) if group is None else Noise.between(narrow[group], reference[group])
 
 
 def _unknown_noise(part: ir.Model, feeds: Mapping[str, np.ndarray], folder: Path) -> Noise:

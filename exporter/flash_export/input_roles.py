@@ -60,6 +60,11 @@ _SIZE_OPERANDS = {
 _COUNTS = {"Add", "Cast", "Gather", "Identity", "ReduceSum", "Reshape", "Squeeze", "Sub", "Unsqueeze"}
 """From a mask to the number of its tokens."""
 
+_NEAR = 32
+"""Values looked at below a product of masks."""
+_HIDES_FROM = -1000.0
+"""A number up to this one, added to a score, hides it."""
+
 _INTEGERS = {ir.DataType.INT64, ir.DataType.INT32}
 
 
@@ -188,7 +193,7 @@ def _step(
         evidence.spans.append(span_of_compared(positions, shapes).moved(-offset))
     elif op in _COMPARES or (op == "Where" and operand == 0) or (node.domain, op, operand) in _MASKS:
         evidence.compared = True
-    elif _is_one_minus(node, operand):
+    elif _is_one_minus(node, operand) or (op == "Mul" and _hides(node.outputs[0])):
         evidence.one_minus = True
     elif op in ("Add", "Sub"):
         shift = _constant(g.input_of(node, 1 - operand))
@@ -224,6 +229,30 @@ def _counts_up(value: ir.Value | None) -> bool:
 def _is_one_minus(node: ir.Node, operand: int) -> bool:
     """``1 - mask``, the first half of ``(1 - mask) * -10000``."""
     return node.op_type == "Sub" and operand == 1 and _constant(node.inputs[0]) == 1.0
+
+
+def _hides(product: ir.Value) -> bool:
+    """Whether masks are joined by a product, of which ``(1 - product) * -10000`` is taken next.
+
+    One minus a product alone says little: numbers are subtracted so as well.
+    """
+    todo, seen = [(product, False)], {product}
+    while todo and len(seen) <= _NEAR:
+        value, subtracted = todo.pop()
+        for node, operand in value.uses():
+            if node.domain or operand >= 2:
+                continue
+            if subtracted and node.op_type == "Mul":
+                factor = _constant(g.input_of(node, 1 - operand))
+                if factor is not None and factor <= _HIDES_FROM:
+                    return True
+                continue
+            minus = not subtracted and _is_one_minus(node, operand)
+            joined = not subtracted and node.op_type == "Mul"
+            if (minus or joined or node.op_type in _KEEPS_VALUES) and node.outputs[0] not in seen:
+                seen.add(node.outputs[0])
+                todo.append((node.outputs[0], subtracted or minus))
+    return False
 
 
 def _constant(value: ir.Value | None) -> float | None:
