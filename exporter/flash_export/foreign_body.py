@@ -25,7 +25,7 @@ def foreign_bodies(model: ir.Model, shapes: Shapes) -> set[str]:
     except UserError:
         # No body can be written for these nodes, so none that is there is ours.
         return {node.op_type for node in nodes}
-    return {name for name, ours in expected.items() if _told(ours) != _told(written[name])}
+    return {name for name, ours in expected.items() if told(ours) != told(written[name])}
 
 
 def _complete(nodes: Iterable[ir.Node], shapes: Shapes) -> list[ir.Node]:
@@ -46,7 +46,7 @@ def _dtype(value: ir.Value, shapes: Shapes) -> ir.DataType:
     return shapes.dtype(value) or ir.DataType.UNDEFINED
 
 
-def _told(function: ir.Function) -> list[object]:
+def told(function: ir.Function) -> list[object]:
     """The function with its values numbered in the order in which they appear."""
     numbers: dict[ir.Value | None, int] = {None: -1}
 

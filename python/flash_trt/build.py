@@ -21,7 +21,18 @@ import flash_trt
 from flash_export.errors import MissingHere, UnsupportedModel, UsageError
 from flash_export.op import CACHE_OPERATORS, DOMAIN, VERSION
 from flash_export.talk import Talk
-from flash_trt import attention, backends, build_profiles, command_lines, gpu, onnx_file, plan, plugin_library, shapes
+from flash_trt import (
+    attention,
+    backends,
+    build_profiles,
+    command_lines,
+    gpu,
+    node_bodies,
+    onnx_file,
+    plan,
+    plugin_library,
+    shapes,
+)
 from flash_trt.backends import Backend, BackendChoice, Progress
 from flash_trt.file_kinds import PLAN_MAGIC
 from flash_trt.onnx_file import FlashNode, OnnxFile
@@ -100,6 +111,7 @@ def build(options: BuildOptions, talk: Talk) -> dict[str, Any]:
         given = [shapes.parse(text) for text in options.shapes]
         profiles = shapes.plan_profiles(file.inputs, given, file.dim_ranges)
         _require_flash_nodes(file, options.allow_none)
+        node_bodies.require_obeyed(file)
     backend = backends.select(options.backend, targets=bool(options.targets))
     backends.check_targets(backend, options.targets, served_targets(backend))
     targets = options.targets or default_targets(backend)

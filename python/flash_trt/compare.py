@@ -24,7 +24,7 @@ from flash_export.errors import NumbersDiffer, UsageError
 from flash_export.op import DOMAIN
 from flash_export.talk import Talk, plain
 from flash_export.trials import Trial
-from flash_trt import engine_file, onnx_file, runners, tensor_files
+from flash_trt import engine_file, node_bodies, onnx_file, runners, tensor_files
 from flash_trt.compare_choice import Chooser, infer
 from flash_trt.compare_html import as_html, nearness
 from flash_trt.compare_inputs import InputOptions, plan_runs
@@ -110,6 +110,8 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
         reference = onnx_file.read(options.reference)
         fused = None if engine_file.is_engine(options.fused) else onnx_file.read(options.fused)
         _refuse_same_file(options)
+        for file in filter(None, (fused, reference)):
+            node_bodies.require_obeyed(file)
         read = files_read([fused or options.fused, reference], [options.inputs.values])
         _check_outputs(options, read, runs=1)
     _warn_of_weak_comparisons(fused, reference, talk)

@@ -16,7 +16,7 @@ from flash_export.draw import draw_inputs, dynamic_dims
 from flash_export.errors import UsageError
 from flash_export.input_roles import fed_inputs
 from flash_export.talk import Talk
-from flash_trt import engine_file, engine_load, onnx_file, ort, shape_agreement, shapes, tensor_files
+from flash_trt import engine_file, engine_load, node_bodies, onnx_file, ort, shape_agreement, shapes, tensor_files
 from flash_trt.engine_session import EngineSession
 from flash_trt.onnx_file import OnnxFile
 from flash_trt.output import check_outputs, files_read
@@ -88,6 +88,8 @@ def _run_onnx(options: RunOptions, talk: Talk) -> RunResult:
         with talk.step("load", str(options.model)):
             cuda = options.on == "cuda" or (options.on == "auto" and ort.has_cuda())
             library = bool(file.flash_nodes) and not (cuda or options.bodies) and ort.has_library()
+            if not library:
+                node_bodies.require_obeyed(file)
             session = ort.Session(file, cuda=cuda, library=library, profile_into=Path(folder))
         with talk.step("run", session.where):
             outputs = session.run(feeds)
