@@ -11,6 +11,7 @@ from flash_export.contrib_product import added_by
 from flash_export.dims import ONE
 from flash_export.layout import Axes, is_float_cast, step, trains
 from flash_export.patterns import zeroed
+from flash_export.patterns.guards import guards_below
 from flash_export.patterns.nearby import product_below, summed_product, written_out
 from flash_export.patterns.quantized import QUANTIZE_AFTERWARDS, is_quantization, quantized_factors
 from flash_export.patterns.scores import Expression
@@ -31,12 +32,12 @@ def read_probabilities(anchor: ir.Node, region: Region) -> tuple[list[ir.Node], 
     value = anchor.outputs[0]
     path: list[ir.Node] = []
     while True:
-        readers = users(value)
-        guard = _guard(value, readers)
-        if guard is not None:
-            path.append(guard)
-            value = guard.outputs[0]
+        guards = guards_below(value, region)
+        if guards:
+            path += guards
+            value = guards[-1].outputs[0]
             continue
+        readers = users(value)
         if len(readers) != 1 or value.is_graph_output():
             raise _shared(value, readers)
         node = readers[0]
@@ -51,18 +52,6 @@ def read_probabilities(anchor: ir.Node, region: Region) -> tuple[list[ir.Node], 
             raise _changed(value, node)
         path.append(node)
         value = node.outputs[0]
-
-
-def _guard(value: ir.Value, readers: list[ir.Node]) -> ir.Node | None:
-    """The Where of ``Where(IsNaN(p), 0, p)``: a keyless row gives 0, which is what FlashAttention gives anyway."""
-    if len(readers) != 2 or value.is_graph_output():
-        return None
-    test = next((n for n in readers if g.is_op(n, "IsNaN")), None)
-    where = next((n for n in readers if g.is_op(n, "Where")), None)
-    if test is None or where is None or test.outputs[0].is_graph_output() or users(test.outputs[0]) != [where]:
-        return None
-    right = where.inputs[0] is test.outputs[0] and where.inputs[2] is value and g.scalar(where.inputs[1]) == 0.0
-    return where if right else None
 
 
 def _shared(value: ir.Value, readers: list[ir.Node]) -> Exception:
@@ -101,8 +90,10 @@ def _changed(value: ir.Value, node: ir.Node) -> Exception:
 def zero(anchor: ir.Node, expression: Expression, down: list[ir.Node], region: Region) -> None:
     """Applies the masks that are repeated on the probabilities, as long as these have the scores' axes."""
     value, moved = anchor.outputs[0], False
+    guards: list[ir.Node] = []
     for node in down:
-        if zeroed.zeroing(node, value, region) is not None and not g.is_op(node.inputs[0].producer(), "IsNaN"):  # type: ignore[union-attr]
+        guards += guards_below(value, region)
+        if node not in guards and zeroed.zeroing(node, value, region) is not None:
             if moved:
                 raise _changed(value, node)
             zeroed.apply(node, value, expression, region)
