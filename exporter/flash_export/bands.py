@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proves that a mask is causal or a window: evaluated at many lengths, it must be the same band at every one.
 
-The lengths are unequal, equal, 1, more than a tile, just at and past every constant that the mask is computed from,
+The lengths are unequal, equal, 0, 1, more than a tile, just at and past every constant that the mask is computed from,
 and beyond the last length at which it can change (``reach``), so that a sliding window of 4,096 is not taken for
-causal. A mask for which that length is unknown or too large to try stays a tensor.
+causal. Where a constant ends, as a buffer of 1,024 positions does, the largest lengths that it allows are searched for
+and tried. A mask for which that length is unknown or too large to try stays a tensor.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import onnx_ir as ir
 
 from flash_export.dims import Dim
 from flash_export.evaluate import MAX_ELEMENTS, Evaluator, NotEvaluable, TooLarge
-from flash_export.reach import landmarks
+from flash_export.reach import SMALL, landmarks
 from flash_export.switches import switching_points
 
 FAR = 1 << 17
@@ -89,30 +90,109 @@ def trials_of(
     """
     try:
         needed = evaluator.symbols(value) | seqlen_q.symbols | seqlen_kv.symbols
+        has_table = any(a.size > SMALL and (a != a.flat[0]).any() for a in evaluator.constants(value))
     except NotEvaluable:
         return None
     found = landmarks(value, evaluator) if needed else ([], 1)
     switches = switching_points(value, needed, evaluator) if needed and found else []
     if found is None or switches is None or max([found[1], *switches]) > FAR:
         return None
-    results = []
-    for sizes, must_fit in _settings(sorted(needed), *found, switches):
-        rows, columns = seqlen_q.evaluate(sizes), seqlen_kv.evaluate(sizes)
+    names = sorted(needed)
+    trials = _Trials(value, seqlen_q, seqlen_kv, evaluator)
+    results: list[Seen] = []
+    try:
+        for sizes, must_fit in _settings(names, *found, switches, largest=FAR if has_table else NEAR):
+            results.extend(look(full) for full in trials.at(sizes, must_fit=must_fit))
+        for sizes in trials.edges(names, largest=max(NEAR, found[1]) + 3):
+            results.extend(look(full) for full in trials.at(sizes))
+    except _Unproven:
+        return None
+    return results if len(results) >= (3 if needed else 1) else None
+
+
+class _Unproven(Exception):
+    """A length without which nothing is proven cannot be tried."""
+
+
+class _Trials:
+    """One mask at many sizes, and at which of them it fits the scores."""
+
+    def __init__(self, value: ir.Value, seqlen_q: Dim, seqlen_kv: Dim, evaluator: Evaluator) -> None:
+        self._value, self._rows, self._columns, self._evaluator = value, seqlen_q, seqlen_kv, evaluator
+        self._fits: dict[tuple[tuple[str, int], ...], bool] = {}
+        self._sides: set[tuple[bool, bool]] = set()  # whether rows and columns were there, and not one for all
+
+    def at(self, sizes: Mapping[str, int], *, must_fit: bool = True) -> list[np.ndarray]:
+        """The mask as ``[Sq, Skv]``; empty where it does not fit, or takes too much memory and need not be tried.
+
+        Raises:
+            _Unproven: it takes too much memory, and ``must_fit``.
+        """
+        rows, columns = self._rows.evaluate(sizes), self._columns.evaluate(sizes)
         if rows < 0 or columns < 1:
-            continue
+            return []
         try:
             if rows * columns > MAX_ELEMENTS:
                 raise TooLarge(f"{rows} x {columns}")
-            full = _as_matrix(evaluator.evaluate(value, sizes), rows, columns)
-        except TooLarge:
+            array = self._evaluator.evaluate(self._value, sizes)
+        except TooLarge as error:
             if must_fit:
-                return None
-            continue
+                raise _Unproven from error
+            return []
         except NotEvaluable:
-            continue
-        if full is not None:
-            results.append(look(full))
-    return results if len(results) >= (3 if needed else 1) else None
+            array = None
+        full = None if array is None else _as_matrix(array, rows, columns)
+        if array is not None and full is not None and min(rows, columns) > 1:
+            # A cut that ends with a single row is that row for every query, and no longer this mask.
+            sides = (array.ndim > 1 and array.shape[-2] == rows, array.ndim > 0 and array.shape[-1] == columns)
+            self._sides = self._sides or {sides}
+            full = full if sides in self._sides else None
+        self._fits[_key(sizes)] = full is not None
+        return [] if full is None else [full]
+
+    def edges(self, names: list[str], *, largest: int) -> Iterator[Mapping[str, int]]:
+        """The largest sizes that fit, where a constant in the graph ends before ``largest``: there all of it is seen.
+
+        Each dim grows alone, and all together.
+
+        Raises:
+            _Unproven: sizes beyond such an end fit again, so that it is none.
+        """
+        ways = [(one,) for one in names] + ([tuple(names)] if len(names) > 1 else [])
+        for way in ways:
+            fits, too_large = self._known(names, way)
+            if not fits or not (beyond := [n for n in too_large if n > max(fits)]):
+                continue
+            low, high = max(fits), min(beyond)
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if self.at(_sizes(names, way, middle)) else (low, middle)
+            steps = {high + 1, 2 * high, *(high + step - high % step for step in _ALIGNED)}
+            if any(n <= largest and self.at(_sizes(names, way, n), must_fit=False) for n in steps):
+                raise _Unproven
+            yield _sizes(names, way, low)
+
+    def _known(self, names: list[str], way: tuple[str, ...]) -> tuple[list[int], list[int]]:
+        """The sizes in one direction that were found to fit, and those that were not."""
+        fits: list[int] = []
+        others: list[int] = []
+        for key, fit in self._fits.items():
+            size = dict(key)[way[0]]
+            if key == _key(_sizes(names, way, size)):
+                (fits if fit else others).append(size)
+        return fits, others
+
+
+_ALIGNED = (2, 3, 4, 8, 16, 32, 64, 128, 256)
+"""A length may have to be a multiple of one of these."""
+
+
+def _key(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(sizes.items()))
+
+
+def _sizes(names: list[str], way: tuple[str, ...], size: int) -> dict[str, int]:
+    return dict.fromkeys(names, 5) | dict.fromkeys(way, size)
 
 
 def _as_matrix(array: np.ndarray, rows: int, columns: int) -> np.ndarray | None:
@@ -129,7 +209,7 @@ def _as_matrix(array: np.ndarray, rows: int, columns: int) -> np.ndarray | None:
 
 
 def _settings(
-    names: list[str], marks: list[int], reach: int, switches: list[int]
+    names: list[str], marks: list[int], reach: int, switches: list[int], *, largest: int
 ) -> Iterator[tuple[Mapping[str, int], bool]]:
     """Sizes of the dynamic dims to try, and whether nothing is proven without them.
 
@@ -143,13 +223,14 @@ def _settings(
     yield dict(zip(names, (5 + 2 * (len(names) - i) for i in count), strict=True)), True
     yield dict.fromkeys(names, 6), True
     for one in names:
+        yield dict.fromkeys(names, 5) | {one: 0}, True
         yield dict.fromkeys(names, 9) | {one: 1}, True
         yield dict.fromkeys(names, 3) | {one: 67}, True
         yield dict.fromkeys(names, 5) | {one: max(NEAR, reach) + 3}, True
         if len(names) > 1:
             yield dict.fromkeys(names, 5) | {one: FAR + 3}, False
     for size, one in itertools.product(switches, names):
-        yield dict.fromkeys(names, size), size <= NEAR
+        yield dict.fromkeys(names, size), size <= largest
         yield dict.fromkeys(names, 5) | {one: size}, True
         for other in names:
             if other != one:
@@ -159,7 +240,7 @@ def _settings(
         for size in (mark, mark + 3):
             for one in names:
                 yield dict.fromkeys(names, 5) | {one: size}, True
-            yield dict.fromkeys(names, size), size <= NEAR
+            yield dict.fromkeys(names, size), size <= largest
 
 
 def match(trials: list[Visible]) -> Band | None:

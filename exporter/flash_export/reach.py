@@ -35,7 +35,7 @@ SENTINEL = 2.0**62
 SMALL = 64
 """Elements of a constant that is read number by number; of a larger one its sides and its largest number count."""
 
-_STRUCTURE: dict[str, set[int]] = {
+STRUCTURE: dict[str, set[int]] = {
     "ConstantOfShape": {0}, "Expand": {1}, "Gather": {1}, "Pad": {1, 3}, "Reshape": {1}, "Slice": {1, 2, 3, 4},
     "Split": {1}, "Squeeze": {1}, "Tile": {1}, "Trilu": {1}, "Unsqueeze": {1}, "Where": {0},
 }  # fmt: skip
@@ -112,7 +112,7 @@ def landmarks(value: ir.Value, evaluator: Evaluator) -> tuple[list[int], int] | 
 
 def _kind_after(node: ir.Node, constants: dict[int, np.ndarray], kinds: dict[ir.Value, _Kind]) -> _Kind | None:
     """What the node's results may hold; None where positions and numbers out of reach are mixed, or positions lost."""
-    structure = _STRUCTURE.get(node.op_type, set())
+    structure = STRUCTURE.get(node.op_type, set())
     bounds = node.op_type in ("Clip", "Max", "Min")
     found = [_Kind(extreme=_extreme(array)) for array in _attributes(node)]
     for i, operand in enumerate(node.inputs):

@@ -5,7 +5,9 @@ A mask is proven at chosen lengths, which is sound only where nothing happens be
 way to it must be one of these, told by the differences of its two sides at small sizes: a comparison of positions with
 at most one length or the difference of two, each step as large as a position's; one of a single length with a number,
 whose switching point is then among the lengths that are tried; one whose outcome no length changes; or a length against
-another. Anything else, a quotient of a length or a product of two, leaves the mask a tensor.
+another. Anything else, a quotient of a length, a fraction of one made whole or a product of two, leaves the mask a
+tensor. So does a table in the graph of which some length chooses the place that is read, unless more of it is read the
+longer another one is (rows T-S to T of a buffer): then the longest shows all of it.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from flash_export.evaluate import Evaluator, NotEvaluable
+from flash_export.reach import STRUCTURE
 
 _COMPARES = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 _LOGIC = frozenset({"And", "Not", "Or", "Xor"})
@@ -25,6 +28,8 @@ _BENDS = frozenset({"Abs", "Clip", "Max", "Min", "Sign"})
 """Numbers that change their slope where two operands meet."""
 _STEPS = frozenset({"Ceil", "Div", "Floor", "Mod", "Round"})
 """Numbers that jump again and again; a quotient of floats does not."""
+_READS = {"Gather": {1}, "GatherElements": {1}, "GatherND": {1}, "Slice": {1}}
+"""Operator -> operands that say where in a tensor it begins to read."""
 _SHAPES_ONLY = {"Reshape": {1}, "Expand": {1}, "Squeeze": {1}, "Unsqueeze": {1}}
 """Operator -> operands that say a shape, which the result shows by itself."""
 
@@ -61,6 +66,7 @@ class _Search:
         self._switching: set[str] = set()  # names of the dims that conditions on a length ask for
         self._truths: set[ir.Value] = set()  # truths, and numbers made of nothing but truths and constants
         self._switched: set[ir.Value] = set()  # values that such a condition has a part in
+        self._tables: set[ir.Value] = set()  # values with unequal numbers of the graph's constants in them
         self._base = {name: _BASE + 2 * i for i, name in enumerate(names)}
         self._directions = self._ways(value, names)
         for node in _numeric(value, evaluator):
@@ -98,6 +104,9 @@ class _Search:
         elif numbers and node.op_type in _COMPARES | _BENDS:
             for one, other in _pairs(node, operands):
                 self._look_at_difference(node, one, other)
+        elif numbers and node.op_type in ("Cast", "CastLike"):
+            self._look_at_cast(node, numbers[0])
+        self._look_at_tables(node)
         outputs = [v for v in node.outputs if v is not None]
         if node.op_type in _COMPARES | _LOGIC or not numbers:
             self._truths.update(outputs)
@@ -110,6 +119,49 @@ class _Search:
             return
         if any(slope != 0 for value in numbers for slope in self._slopes(value, None)):
             raise _Unprovable
+
+    def _look_at_cast(self, node: ir.Node, number: ir.Value) -> None:
+        """A truth made of a number is a comparison with 0; a whole number made of a fraction jumps again and again."""
+        start = self._evaluator.evaluate(number, self._base)
+        into = self._evaluator.evaluate(node.outputs[0], self._base).dtype.kind
+        if into == "b":
+            self._look_at_difference(node, number, None)
+        elif start.dtype.kind == "f" and into in "iu":
+            slopes = self._slopes(number, None)
+            if any(slopes) and not all(float(n).is_integer() for n in (*slopes, *start.reshape(-1)[:_MOST])):
+                raise _Unprovable
+
+    def _look_at_tables(self, node: ir.Node) -> None:
+        """Follows tables, and refuses to read one at a place that lengths choose and that no longer length includes."""
+        structure = STRUCTURE.get(node.op_type, set())
+        data = [v for i, v in enumerate(node.inputs) if v is not None and i not in structure]
+        if not any(v in self._tables or self._is_table(v) for v in data):
+            return
+        self._tables.update(v for v in node.outputs if v is not None)
+        for place in (node.inputs[i] for i in _READS.get(node.op_type, ()) if i < len(node.inputs)):
+            if place is None or not self._evaluator.symbols(place):
+                continue
+            slopes = self._slopes(place, None)
+            ways = [*self._directions, dict.fromkeys(self._base, 1)]
+            if any(abs(slope) not in (0, 1) for slope in slopes) or (
+                any(slopes) and not any(self._reads_on(place, node.outputs[0], way) for way in ways)
+            ):
+                raise _Unprovable
+
+    def _reads_on(self, place: ir.Value, read: ir.Value, way: Mapping[str, int]) -> bool:
+        """Whether lengths that grow in this direction read more from the same place."""
+        further = self._at(way, 2)
+        begins, later = (self._evaluator.evaluate(place, sizes) for sizes in (self._base, further))
+        both = tuple(slice(min(a, b)) for a, b in zip(begins.shape, later.shape, strict=True))
+        if not np.array_equal(begins[both], later[both]):
+            return False
+        return self._evaluator.evaluate(read, further).size > self._evaluator.evaluate(read, self._base).size
+
+    def _is_table(self, value: ir.Value) -> bool:
+        if self._evaluator.symbols(value):
+            return False
+        array = self._evaluator.evaluate(value, {})
+        return array.size > 1 and bool((array != array.flat[0]).any())
 
     def _look_at_difference(self, node: ir.Node, one: ir.Value, other: ir.Value | None) -> None:
         slopes = self._slopes(one, other)

@@ -304,3 +304,66 @@ def test_a_triangle_over_heads_and_keys_is_not_causal() -> None:
     assert causal(only(sites)) == "none"
     expected, got = both(proto, fused, numbers({"B": 2, "S": 4, "T": 4}))
     np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
+def _behind_a_cache(buffer: np.ndarray) -> onnx.ModelProto:
+    """Rows P to P+S and columns to P+S of a buffer, as a model reads it whose keys are P cached ones and S new."""
+    lines = (
+        "all_k = Concat <axis = 2> (past, k)\n kt = Transpose <perm = [0, 1, 3, 2]> (all_k)\n"
+        "scores = MatMul (q, kt)\n scaled = Mul (scores, scale)\n all_v = Concat <axis = 2> (past_v, v)\n"
+        "s = Shape <start = 2, end = 3> (q)\n t = Shape <start = 2, end = 3> (all_k)\n p = Sub (t, s)\n"
+        "band = Slice (buffer, p, t, ax0)\n keep = Slice (band, ax0, t, ax1)\n masked = Where (keep, scaled, hidden)\n"
+        "probs = Softmax <axis = -1> (masked)\n out = MatMul (probs, all_v)\n"
+    )
+    proto = graphs.model(
+        lines,
+        inputs="float[B, 4, S, 8] q, float[B, 4, S, 8] k, float[B, 4, S, 8] v, float[B, 4, P, 8] past, "
+        f"float[B, 4, P, 8] past_v, bool[{len(buffer)}, {len(buffer)}] buffer",
+    )
+    proto.graph.input.remove(proto.graph.input[5])
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(buffer, "buffer"))
+    return proto
+
+
+_ROW, _COLUMN = np.ogrid[:300, :300]
+BUFFERS = {
+    "causal": (_COLUMN <= _ROW, "bottom_right", -1),
+    "a window": ((_COLUMN <= _ROW) & (_ROW - _COLUMN < 256), "bottom_right", 255),
+    "a short window": ((_COLUMN <= _ROW) & (_ROW - _COLUMN < 100), "bottom_right", 99),
+    "chunks": ((_COLUMN <= _ROW) & (_ROW // 200 == _COLUMN // 200), "none", -1),
+    "one hidden key in the last rows": ((_COLUMN <= _ROW) & ~((_ROW > 200) & (_COLUMN == 3)), "none", -1),
+    "one hidden pair": ((_COLUMN <= _ROW) & ~((_ROW == 150) & (_COLUMN == 20)), "none", -1),
+}
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_all_of_a_buffer_counts_that_a_cache_shares_with_new_keys(name: str) -> None:
+    """No length of S or P alone that is tried for its size, 300, fits: the two share the buffer."""
+    buffer, kind, left = BUFFERS[name]
+    proto = _behind_a_cache(buffer)
+    fused, sites = fuse(proto)
+    site = only(sites)
+    assert causal(site) == kind
+    assert site.attributes is not None
+    assert site.attributes.window_left == left
+    assert (site.bias_shape is None) == (kind != "none")
+    random = np.random.default_rng(8)
+    for new, old in ((3, 5), (1, 290), (120, 180), (1, 0), (1, 150)):
+        q, k, v = (random.standard_normal((1, 4, new, 8)).astype(np.float32) for _ in range(3))
+        past = [random.standard_normal((1, 4, old, 8)).astype(np.float32) for _ in range(2)]
+        expected, got = both(proto, fused, [q, k, v, *past])
+        np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize("keys", ["T", "S"])
+def test_a_hole_in_a_buffer_too_large_to_look_through_is_never_lost(keys: str) -> None:
+    buffer = np.tri(8192, dtype=bool)
+    buffer[4000, 17] = False
+    proto = attention(
+        "from = Sub (columns, rows)\n f = Unsqueeze (from, ax0)\n c = Unsqueeze (columns, ax0)\n"
+        "band = Slice (buffer, f, c, ax0)\n keep = Slice (band, ax0, c, ax1)\n masked = Where (keep, scaled, hidden)",
+        inputs=graphs.QKV + ", bool[8192, 8192] buffer",
+    )
+    proto.graph.input.remove(proto.graph.input[3])
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(buffer, "buffer"))
+    assert only(fuse(of_one_length(proto) if keys == "S" else proto)[1]).bias_shape is not None

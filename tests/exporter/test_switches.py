@@ -66,6 +66,32 @@ CONDITIONS = {
         {"n": 20, "m": 10, "w": 60},
         (1, 50, 50),
     ),
+    "a fraction of a length made whole": (
+        "f = Cast <to = 1> (rows)\n g = Mul (f, part)\n d = Cast <to = 7> (g)",
+        "Equal (d, n)",
+        {"n": 3, "part": 0.01},
+        (1, 330, 330),
+    ),
+    "a fraction of a length made a truth": (
+        "f = Cast <to = 1> (rows)\n g = Mul (f, part)\n d = Cast <to = 7> (g)\n e = Sub (d, n)\n x = Cast <to = 9> (e)",
+        "Not (x)",
+        {"n": 3, "part": 0.01},
+        (1, 330, 330),
+    ),
+    "a table of lengths": (
+        "short = ConstantOfShape <value = bool[1] {0}> (n)\n open1 = ConstantOfShape <value = bool[1] {1}> (m)\n"
+        "table = Concat <axis = 0> (short, open1, short)",
+        "Gather <axis = 0> (table, rows)",
+        {"n": [300], "m": [50]},
+        (1, 330, 330),
+    ),
+    "one place of a table": (
+        "short = ConstantOfShape <value = bool[1] {0}> (n)\n open1 = ConstantOfShape <value = bool[1] {1}> (m)\n"
+        "table = Concat <axis = 0> (short, open1, short)\n at = Unsqueeze (rows, ax0)\n to = Add (at, ax1)",
+        "Slice (table, at, to)",
+        {"n": [300], "m": [50]},
+        (1, 330, 330),
+    ),
     "a key that runs away from the length": (
         "t = Mul (rows, i2)\n d = Sub (t, j)",
         "Equal (d, n)",
@@ -75,12 +101,18 @@ CONDITIONS = {
 }
 
 
+def _declared(name: str, value: float | list[int]) -> str:
+    if isinstance(value, list):
+        return f"int64[{len(value)}] {name} = {{{', '.join(map(str, value))}}}"
+    return f"{'float' if isinstance(value, float) else 'int64'} {name} = {{{value}}}"
+
+
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_where_a_condition_on_lengths_opens_the_mask_it_opens_in_the_fused_model(name: str) -> None:
     lines, condition, constants, (batch, rows, columns) = CONDITIONS[name]
     proto = attention(
         lines + "\n" + CAUSAL.format(lines=condition),
-        constants=graphs.CONSTANTS + "".join(f", int64 {key} = {{{value}}}" for key, value in constants.items()),
+        constants=graphs.CONSTANTS + "".join(f", {_declared(key, value)}" for key, value in constants.items()),
     )
     fused, sites = fuse(proto)
     assert only(sites).status == "fused"
