@@ -6,6 +6,7 @@
 #include "pages.h"
 #include "rows.h"
 #include "scaled_query.h"
+#include "slice_values.h"
 
 namespace flash_export::cpu {
 namespace {
@@ -22,18 +23,13 @@ constexpr int kScores = kSliceKeys + 16;
 // and 8 lanes, at 5 with 16).
 constexpr int kSliceRows = 4;
 
-// The weight of a key that a bias hides. Its value is left out: 0 times a NaN or an infinity is NaN.
-constexpr float kHidden = -0.0f;
-
-FLASH_INLINE bool isHidden(float prob) { return __builtin_signbit(prob); }
-
 // A row's partial result: row_max, row_sum, then from kPartialOutput on the unnormalised output.
 constexpr int kPartialOutput = 16;
 
 int64_t partialSize(RowProblem const& problem) { return kPartialOutput + roundUp(problem.v_head_dim, 16); }
 
 int64_t sliceScratch(RowProblem const& problem, int32_t count) {
-  return kScores + count * querySize(problem);
+  return kScores + runSumsSize(problem) + count * querySize(problem);
 }
 
 // Of a row alone.
@@ -81,62 +77,6 @@ FLASH_INLINE Floats scoreLanes(RowProblem const& problem, float const* query, El
     }
   }
   return sumsOf(sums);
-}
-
-// output[kVectors * kLanes] = output * shrink + probs[keys] . value[keys][...]. With kHoles some probs may be
-// kHidden.
-template <int kVectors, bool kHoles, class Element>
-FLASH_INLINE void addSlice(Element const* value, int64_t stride, float const* probs, int keys, float shrink,
-                           float* output) {
-  Floats sums[kVectors];
-#pragma GCC unroll 8
-  for (int v = 0; v < kVectors; ++v) sums[v] = load(output + v * kLanes) * shrink;
-  for (int j = 0; j < keys; ++j) {
-    Floats const p = splat(probs[j]);
-    if (!kHoles || !isHidden(probs[j])) {
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) sums[v] += p * load(value + v * kLanes);
-    }
-    value += stride;
-  }
-#pragma GCC unroll 8
-  for (int v = 0; v < kVectors; ++v) store(output + v * kLanes, sums[v]);
-}
-
-// The same for all of a row's output, with `keys` values in one piece.
-template <bool kHoles, class Element>
-FLASH_INLINE void addPiece(RowProblem const& problem, Element const* value, int keys, float const* probs,
-                           float shrink, float* output) {
-  int64_t const stride = problem.value.row_stride;
-  int const v_head_dim = problem.v_head_dim;
-  int d = 0;
-  for (; d + 8 * kLanes <= v_head_dim; d += 8 * kLanes) {
-    addSlice<8, kHoles>(value + d, stride, probs, keys, shrink, output + d);
-  }
-  for (; d + 4 * kLanes <= v_head_dim; d += 4 * kLanes) {
-    addSlice<4, kHoles>(value + d, stride, probs, keys, shrink, output + d);
-  }
-  for (; d + kLanes <= v_head_dim; d += kLanes) {
-    addSlice<1, kHoles>(value + d, stride, probs, keys, shrink, output + d);
-  }
-  if (d == v_head_dim) return;
-  Floats sum = load(output + d) * shrink;
-  for (int j = 0; j < keys; ++j) {
-    if (kHoles && isHidden(probs[j])) continue;
-    sum += probs[j] * loadSome(value + j * stride + d, v_head_dim - d);
-  }
-  store(output + d, sum);
-}
-
-template <bool kHoles, class Element>
-FLASH_INLINE void addSliceValues(RowProblem const& problem, int first, int last, float const* probs,
-                                 float shrink, float* output) {
-  for (int j = first; j < last;) {
-    int const end = endOfPiece(problem.pages, j, last);
-    addPiece<kHoles>(problem, rowAt<Element>(problem.pages, problem.value, j), end - j, probs + (j - first),
-                     j == first ? shrink : 1.0f, output);
-    j = end;
-  }
 }
 
 template <class Element>
@@ -221,7 +161,7 @@ FLASH_INLINE float scoreSlice(RowProblem const& problem, Row const& row, float c
 
 template <class Element>
 FLASH_INLINE void addRow(RowProblem const& problem, Row const& row, float const* query, int first, int last,
-                         float weight, float* scores, float* partial) {
+                         float weight, float* scores, float* sums, float* partial) {
   float const before = partial[0];
   Ints visible{};
   float const now = scoreSlice<Element>(problem, row, query, first, last, before, scores, visible);
@@ -242,10 +182,10 @@ FLASH_INLINE void addRow(RowProblem const& problem, Row const& row, float const*
   partial[1] = partial[1] * shrink + sumOf(sum);
   float* const output = partial + kPartialOutput;
   if (row.bias == nullptr) {
-    addSliceValues<false, Element>(problem, first, last, scores, shrink, output);
+    addRun<false, Element>(problem, first, last, scores, shrink, output, sums);
   } else {
     if (anyOf(visible)) showVisible(problem, row.bias, first, last, scores);
-    addSliceValues<true, Element>(problem, first, last, scores, shrink, output);
+    addRun<true, Element>(problem, first, last, scores, shrink, output, sums);
   }
 }
 
@@ -254,7 +194,8 @@ template <class Element>
 void runSlice(RowProblem const& problem, Row const* rows, int32_t count, int32_t first, int32_t last,
               float weight, float* partials, float* scratch) {
   float* const scores = scratch;
-  float* const queries = scratch + kScores;
+  float* const sums = scratch + kScores;
+  float* const queries = sums + runSumsSize(problem);
   int64_t const query_size = querySize(problem), size = partialSize(problem);
   for (int r = 0; r < count; ++r) {
     widenQuery<Element>(problem, rows[r], queries + r * query_size);
@@ -268,7 +209,7 @@ void runSlice(RowProblem const& problem, Row const* rows, int32_t count, int32_t
       int const to = smallerOf(smallerOf(key0 + kSliceKeys, last), rows[r].last);
       if (from >= to) continue;
       float const* const query = queries + r * query_size;
-      addRow<Element>(problem, rows[r], query, from, to, weight, scores, partials + r * size);
+      addRow<Element>(problem, rows[r], query, from, to, weight, scores, sums, partials + r * size);
     }
   }
 }

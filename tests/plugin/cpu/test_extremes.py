@@ -144,6 +144,24 @@ def test_the_sum_of_equal_weights_keeps_its_digits(kernels: tuple[CpuLibrary, st
         assert why_rejected(output, wanted, base) == [], f"sink {sink}"
 
 
+@pytest.mark.parametrize("way", BOTH)
+@pytest.mark.parametrize(("keys", "dims"), [(2**18, 3), (2**16, 61)])
+def test_keys_by_the_hundred_thousand_cost_no_digits(
+    kernels: tuple[CpuLibrary, str], keys: int, dims: int, way: str
+) -> None:
+    """One sum over all of them is off by 1e-5. So many heads are no more than one slice each on few processors."""
+    library, target = kernels
+    case = Case(
+        name="long_sums", batch=1, heads_q=8, heads_kv=8, seqlen_q=1, seqlen_kv=keys, head_dim=1, v_head_dim=dims,
+        layout=1, score_std=0.5,
+    )  # fmt: skip
+    made = tensors.make(case)
+    given = dataclasses.replace(made, value=(1.1 + 0.1 * made.value).astype(np.float32))
+    wanted, _ = exact(case, given)
+    output, _ = library.run(case, given, target, way, threads=1)
+    np.testing.assert_allclose(output, wanted, rtol=4e-6)
+
+
 MANY_HEADS = """
 import sys
 sys.path[:0] = sys.argv[2].split(":")
