@@ -24,7 +24,7 @@ from flash_export.errors import NumbersDiffer, UsageError
 from flash_export.op import DOMAIN
 from flash_export.talk import Talk, plain
 from flash_export.trials import Trial
-from flash_trt import engine_file, node_bodies, onnx_file, runners, tensor_files
+from flash_trt import compare_fault, engine_file, node_bodies, onnx_file, runners, tensor_files
 from flash_trt.compare_choice import Chooser, infer
 from flash_trt.compare_html import as_html, nearness
 from flash_trt.compare_inputs import InputOptions, plan_runs
@@ -57,16 +57,21 @@ class CompareOptions:
 class Comparison:
     """Every verdict of one comparison. ``precision`` says in what the two were computed.
 
-    ``saved``: run -> the file with its inputs, where they are saved.
+    ``saved``: run -> the file with its inputs, where they are saved. ``blind``: a scale that is 1 % off in FUSED would
+    have passed as well, and ``may_be_blind``: no other inputs were to be had, so that this is no failure.
     """
 
     verdicts: tuple[OutputVerdict, ...]
     precision: str
     saved: dict[str, Path]
+    blind: bool = False
+    may_be_blind: bool = False
 
     @property
     def passed(self) -> bool:
         """Nothing fails, and every output was compared: none is infinite in all runs, nor are all of them empty."""
+        if self.blind and not self.may_be_blind:
+            return False
         return not any(verdict.failed for verdict in self.verdicts) and not self.uncompared()
 
     def uncompared(self) -> list[OutputVerdict]:
@@ -88,6 +93,7 @@ class Comparison:
             "reference": str(options.reference),
             "precision": self.precision,
             "seed": options.inputs.seed,
+            "attention_compared": not self.blind,
             "runs": len({verdict.run for verdict in self.verdicts}),
             "inputs": {run: str(path) for run, path in self.saved.items()},
             "outputs": [verdict.as_json() for verdict in self.verdicts],
@@ -125,10 +131,13 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
         with talk.step("run", f"{len(planned)} sets of inputs, {sides.precision}"):
             runs = list(_run_all(planned, sides, options, talk))
             more = more_roundings(sides.model, runs, sides.folder)
-    softcap = fused is not None and any(node.attributes.get("softcap") for node in fused.flash_nodes)
-    verdicts = judge_runs(runs, more=more, rounding=sides.rounding, softcap=softcap)
-    saved = {run.name: path for i, run in enumerate(runs) if (path := _saved_as(options, i))}
-    comparison = Comparison(tuple(verdicts), sides.precision, saved)
+            softcap = fused is not None and any(node.attributes.get("softcap") for node in fused.flash_nodes)
+            verdicts = judge_runs(runs, more=more, rounding=sides.rounding, softcap=softcap)
+            saved = {run.name: path for i, run in enumerate(runs) if (path := _saved_as(options, i))}
+            comparison = Comparison(tuple(verdicts), sides.precision, saved)
+            if comparison.passed and sides.fused_path and fused and fused.flash_nodes:
+                blind = not compare_fault.shows(sides.fused_path, runs, more, softcap=softcap)
+                comparison = dataclasses.replace(comparison, blind=blind, may_be_blind=_is_given(options, reference))
     document = comparison.as_json(options)
     if options.json:
         write_atomically(options.json, json.dumps(document, indent=2).encode() + b"\n")
@@ -136,6 +145,7 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
         write_atomically(options.html, as_html(document).encode())
     talk.result(verdict_table(comparison))
     _require_passed(comparison, options)
+    _require_sight(comparison, options, talk)
     return comparison
 
 
@@ -190,11 +200,12 @@ def _function_bodies(file: OnnxFile) -> set[bytes]:
 class _Sides:
     """Both sides, ready to run.
 
-    ``wide`` is REFERENCE in float64, None where that cannot be made; ``model`` is REFERENCE's float32 graph; ``folder``
-    takes temporary files.
+    ``fused_path`` is the file that runs as FUSED, None for an engine; ``wide`` is REFERENCE in float64, None where that
+    cannot be made; ``model`` is REFERENCE's float32 graph; ``folder`` takes temporary files.
     """
 
     fused: Any
+    fused_path: Path | None
     base: Any
     wide: runtime.Session | runtime.EvaluatorSession | None
     precision: str
@@ -212,7 +223,7 @@ def _open_sides(options: CompareOptions, fused: OnnxFile | None) -> Iterator[_Si
             stack.callback(runner.deactivate)
             return runner
 
-        fused_path = fused and (runners.float32_twin(fused.path, folder) or fused.path)
+        fused_path = (runners.float32_twin(fused.path, folder) or fused.path) if fused else None
         base_twin = runners.float32_twin(options.reference, folder)
         base = opened(runners.open_onnx(base_twin or options.reference, "reference"))
         if fused_path:
@@ -225,7 +236,7 @@ def _open_sides(options: CompareOptions, fused: OnnxFile | None) -> Iterator[_Si
         if fused is None:
             precision, rounding = "the engine against float32", max(_TF32_ROUNDOFF, twin.roundoff(model))
         twin.to_float32(model)
-        yield _Sides(other, base, _open_wide(model, folder), precision, rounding, model, folder)
+        yield _Sides(other, fused_path, base, _open_wide(model, folder), precision, rounding, model, folder)
 
 
 def _open_wide(model: ir.Model, folder: Path) -> runtime.Session | runtime.EvaluatorSession | None:
@@ -332,6 +343,30 @@ def _require_compared(comparison: Comparison, options: CompareOptions) -> None:
         got=", ".join(dict.fromkeys(kinds[verdict.kind] for verdict in without)) or "no output at all",
         need="inputs on which it gives numbers",
         do="give them with --values FILE.npz, or other sizes with --shape",
+    )
+
+
+def _is_given(options: CompareOptions, reference: OnnxFile) -> bool:
+    """Whether the user, or a model without dynamic dims, says of what sizes the inputs are."""
+    return bool(options.inputs.shapes or options.inputs.values) or not any(i.is_dynamic for i in reference.inputs)
+
+
+def _require_sight(comparison: Comparison, options: CompareOptions, talk: Talk) -> None:
+    """Inputs on which a wrong scale passes too, as where every row sees one key, prove nothing of attention."""
+    if not comparison.blind:
+        return
+    if comparison.may_be_blind:
+        talk.warn(
+            f"nothing of attention was compared: with scales that are 1 % off in every node {options.fused} passes on "
+            "these inputs as well, as where a row sees one key alone; give longer ones where the model takes them"
+        )
+        return
+    raise UsageError(
+        "nothing of attention was compared",
+        where=f"{options.fused}, on {', '.join(dict.fromkeys(v.run for v in comparison.verdicts))}"[:400],
+        got="outputs that pass with scales that are 1 % off in every node as well, as where a row sees one key alone",
+        need="inputs on which such a fault shows: several keys",
+        do="give lengths that REFERENCE takes with --shape NAME:MIN,OPT,MAX, or inputs with --values FILE.npz",
     )
 
 

@@ -46,15 +46,20 @@ def polygraphy_logger(*, quiet: bool = True) -> Any:
     return G_LOGGER
 
 
-def open_onnx(path: Path, name: str) -> Any:
+def open_onnx(path: Path, name: str, *, instead: bytes | None = None) -> Any:
     """An active ``OnnxrtRunner`` of ``path`` on the CPU. The caller deactivates it.
 
     Only basic optimisations are on: the extended ones replace whole attentions by operators of ONNX Runtime. Where
-    ONNX Runtime does not load a file that onnx's reference evaluator does (several with the standard Attention operator
-    at opset 23), the evaluator runs it.
+    ONNX Runtime does not load a reference that onnx's reference evaluator does (several with the standard Attention
+    operator at opset 23), the evaluator runs it. A fused model is for runtimes, so one that they refuse is refused.
+
+    Args:
+        path: the file.
+        name: "fused" or "reference".
+        instead: a model to load in the file's place, with weights beside the file.
 
     Raises:
-        UnsupportedModel: neither loads it.
+        UnsupportedModel: ONNX Runtime does not load it, nor the evaluator where it may.
     """
     polygraphy_logger()
     import onnxruntime
@@ -65,14 +70,20 @@ def open_onnx(path: Path, name: str) -> Any:
     settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     settings.intra_op_num_threads = len(os.sched_getaffinity(0))  # unpinned: the processors may be a part of all
 
+    if instead is not None:
+        settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+
     def load() -> onnxruntime.InferenceSession:
-        return onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+        model = str(path) if instead is None else instead
+        return onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
 
     runner = OnnxrtRunner(load, name=name)
     try:
         runner.activate()
     except Exception as error:
         with contextlib.suppress(runtime.CannotRun):
+            if name != "reference":
+                raise runtime.CannotRun from error
             return EvaluatorRunner(ir.load(path, format="protobuf"))
         raise UnsupportedModel(
             f"ONNX Runtime cannot load the {name} model",
