@@ -19,6 +19,9 @@ struct Parallel {
 // std::bad_alloc.
 void attention(FlashAttentionArgs const& args, Parallel const& parallel, Kernels const& kernels);
 
+// Up to so many rows of a key head `kernels` attend in slices, on a machine with so many processors.
+int64_t mostSliceRows(FlashAttentionArgs const& args, Kernels const& kernels, int64_t processors);
+
 // The fastest kernels that this processor runs.
 Kernels const& bestKernels();
 

@@ -46,6 +46,11 @@ DOOR int cpuAttention(FlashAttentionArgs const* args, char const* name, int way,
   }
 }
 
+// How many rows of a key head are slices on a machine with so many processors.
+DOOR int64_t cpuMostSliceRows(FlashAttentionArgs const* args, char const* name, int64_t processors) {
+  return flash_export::cpu::mostSliceRows(*args, *flash_export::cpu::kernelsNamed(name), processors);
+}
+
 // Writes a cache's new rows. Returns 0, or 1 where an exception came.
 DOOR int cpuAppend(FlashAppendArgs const* args) {
   try {

@@ -37,6 +37,8 @@ class CpuLibrary:
         self._library.cpuHasKernels.argtypes = [ctypes.c_char_p]
         problem = ctypes.POINTER(emulated_library.FlashAttentionArgs)
         self._library.cpuAttention.argtypes = [problem, ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
+        self._library.cpuMostSliceRows.argtypes = [problem, ctypes.c_char_p, ctypes.c_int64]
+        self._library.cpuMostSliceRows.restype = ctypes.c_int64
         self._library.cpuAppend.argtypes = [ctypes.POINTER(emulated_library.FlashAppendArgs)]
 
     def why_not(self, kernels: str) -> str:
@@ -53,6 +55,10 @@ class CpuLibrary:
         """Writes the problem's output and lse."""
         if self._library.cpuAttention(ctypes.byref(problem.arguments), kernels.encode(), WAYS[way], threads):
             raise MemoryError
+
+    def most_slice_rows(self, problem: emulated_library.Problem, kernels: str, processors: int) -> int:
+        """Up to so many rows of a key head go to slices on a machine with so many processors."""
+        return int(self._library.cpuMostSliceRows(ctypes.byref(problem.arguments), kernels.encode(), processors))
 
     def run_cache(self, given: CacheTensors, kernels: str, way: str, threads: int) -> dict[str, NDArray]:
         """A cache form's outputs by name; the caches of ``given`` are written in place."""
