@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from flash_export.talk import Talk
 if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
+
+logging.getLogger("onnx_ir").addHandler(logging.NullHandler())  # or Python prints what it tells of models
 
 PathLike = str | os.PathLike[str]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime
 
 from flash_export import interrupt, twin
 from flash_export.accept import finite_or_none
@@ -23,9 +24,11 @@ from flash_export.errors import NumbersDiffer, UsageError
 from flash_export.function_body import functions_for
 from flash_export.inline import CannotInline, inline
 from flash_export.patterns import PATTERNS
+from flash_export.runtime import why_not_loaded
 from flash_export.score_probe import PREFIX
 from flash_export.sites import Site
 from flash_export.trials import Trial, plan_trials
+from flash_export.value_types import drop_contradicted
 
 Progress = Callable[[str, int, int], None]
 
@@ -131,6 +134,7 @@ def check(
     largest = {name: expected.largest[value] for name, value in shown.items() if value in expected.largest}
     warnings = [
         *_warn_of_batch(trials, expected),
+        *_warn_of_runtime(fused, roundoff, expected.evaluated),
         *_warn_of_eager(model_runs),
         *_warn_of_range({name: size for name, size in largest.items() if name in in_float16}, products),
     ]
@@ -146,6 +150,21 @@ def _warn_of_batch(trials: Sequence[Sequence[Trial]], expected: Expected) -> lis
             why = expected.refusals[first.name]
             return [f"the unfused model was checked with a batch of one only; with {first.name} it fails: {why}"]
     return []
+
+
+def _warn_of_runtime(fused: Path, roundoff: float, evaluated: str) -> list[str]:
+    """A file that ONNX Runtime does not load is the user's to know, however right its numbers are.
+
+    Of half-precision models ONNX Runtime's CPU provider lacks many kernels, and there the float32 twin alone tells.
+
+    Args:
+        evaluated: why ONNX Runtime did not load the twin, which ran in onnx's reference evaluator then.
+    """
+    why = (roundoff == 1 and why_not_loaded(fused)) or evaluated
+    if not why:
+        return []
+    compared = "it was compared in onnx's reference evaluator" if evaluated else "a copy of it was compared"
+    return [f"ONNX Runtime {onnxruntime.__version__} does not load the fused file; {compared} instead: {why}"]
 
 
 def _warn_of_eager(runs: Sequence[ModelRun]) -> list[str]:
@@ -181,6 +200,7 @@ def _load(unfused: Path, fused: Path, sites: Sequence[Site]) -> tuple[float, ir.
     plain, flash = ir.load(unfused.resolve(), format="protobuf"), ir.load(fused.resolve(), format="protobuf")
     roundoff = twin.roundoff(plain)
     for model in (plain, flash):
+        drop_contradicted(model)
         # As find does: the edge of a site in a function has its names in the graph.
         with contextlib.suppress(CannotInline):
             inline(model, PATTERNS)

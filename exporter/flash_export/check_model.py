@@ -74,7 +74,8 @@ class Expected:
     """What the unfused model gave: outputs to compare with, its noise, and what stood at the sites' boundaries.
 
     ``overflow``: where each output leaves what float32 holds. ``largest``: the largest magnitude in each product of Q
-    and K. ``refusals`` has the reason for each trial that the model did not take.
+    and K. ``refusals`` has the reason for each trial that the model did not take. ``evaluated``: why ONNX Runtime did
+    not load the fused model, where onnx's reference evaluator ran it instead.
     """
 
     trials: list[Trial] = dataclasses.field(default_factory=list)
@@ -85,6 +86,7 @@ class Expected:
     largest: dict[str, float] = dataclasses.field(default_factory=dict)
     refusals: dict[str, str] = dataclasses.field(default_factory=dict)
     reference: str = "float64"
+    evaluated: str = ""
 
     def allow_noise(self, of_sites: Iterable[float]) -> None:
         """Where the noise of the whole model could not be measured, it is at least that of its attentions."""
@@ -299,6 +301,7 @@ def run_fused(
     """
     flash, probes = add_score_probes(flash, inside)
     session = open_session(flash, folder)
+    expected.evaluated = session.refused
     names = [v.name or "" for v in flash.graph.outputs][: -len(probes) or None]
     runs = []
     for trial in expected.trials:

@@ -11,6 +11,8 @@ import onnx_ir as ir
 import onnxscript.optimizer
 from onnx_ir.passes import common
 
+from flash_export.value_types import drop_contradicted, infer
+
 IR_VERSION = 9
 """What opset 18 to 20 are written at: ONNX Runtime 1.17 refuses IR version 10."""
 
@@ -24,12 +26,14 @@ def tidy(model: ir.Model, input_names: list[str], output_names: list[str]) -> No
     2. PyTorch's notes on each node go: they hold source paths of the exporting machine.
     3. Inlined, folded, common subexpressions merged, dead nodes removed. Not onnxscript's ``optimize``, which takes
        minutes on ten thousand nodes.
-    4. Inputs and outputs get the model's own names; an output is never an input or another output.
+    4. Types that the operators contradict go.
+    5. Inputs and outputs get the model's own names; an output is never an input or another output.
     """
     name_nodes(model.graph)
     common.InlinePass()(model)
     common.ClearMetadataAndDocStringPass()(model)
     onnxscript.optimizer.fold_constants(model)
+    drop_contradicted(model)
     for step in (
         common.IdentityEliminationPass(),
         common.CommonSubexpressionEliminationPass(),
@@ -41,7 +45,7 @@ def tidy(model: ir.Model, input_names: list[str], output_names: list[str]) -> No
         step(model)
     name_boundary(model.graph, input_names, output_names)
     model.ir_version = max(IR_VERSION, _least_ir_version(model))
-    common.ShapeInferencePass()(model)
+    infer(model)
 
 
 def _least_ir_version(model: ir.Model) -> int:

@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Iterator
 
 import onnx_ir as ir
-from onnx_ir.passes.common import ShapeInferencePass
 
 from flash_export import graph as g
 from flash_export.canonical import NoAnchor, NotAttention, Refused, name_of
@@ -27,6 +26,7 @@ from flash_export.region import Region
 from flash_export.settle import Candidate, refuse, settle
 from flash_export.shapes import Shapes
 from flash_export.sites import Refusal, Site
+from flash_export.value_types import infer
 
 
 def find(model: ir.Model) -> list[Site]:
@@ -91,7 +91,7 @@ def _find(model: ir.Model, not_inlined: str = "") -> list[Site]:
 def _inferred(model: ir.Model) -> dict[str, ir.TypeAndShape]:
     """What onnx's shape inference says of values for which neither the file nor our own rules know a shape."""
     copy = model.clone()
-    ShapeInferencePass(check_type=False, strict_mode=False)(copy)
+    infer(copy, check_type=False, strict_mode=False)
     return {str(v.name): ir.TypeAndShape(v.type, v.shape) for node in copy.graph for v in node.outputs}
 
 

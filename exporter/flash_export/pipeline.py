@@ -32,6 +32,7 @@ from flash_export.save import Saved, Staged, check_name, check_output, refuse_to
 from flash_export.save_report import replaced
 from flash_export.sites import Refusal, Site
 from flash_export.talk import Talk
+from flash_export.value_types import drop_contradicted
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ def _fuse(options: Options, exported: Exported, output: Path, doubts: Mapping[st
     theirs = exported.path if exported.reference is None else None
     with talk.step("find", "every softmax and attention operator"), blame(theirs):
         model = ir.load(exported.path, format="protobuf")
+        drop_contradicted(model)
         before = node_count(model)
         sites = find(model)
         skip(sites, options.skip)

@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx.reference
 import onnx_ir as ir
 import onnxruntime
 
 from flash_export import graph as g
 from flash_export import twin
+from flash_export.op import DOMAIN
 from flash_export.reference_run import run_nodes
 from flash_export.save_weights import tensors_of
 
@@ -67,6 +69,7 @@ class Session:
         nodes = (*model.graph.all_nodes(), *(n for f in model.functions.values() for n in f.all_nodes()))
         self._takes_empty = not any(g.is_op(node, _DIVIDES_BY_LENGTHS) for node in nodes)
         self.outputs = [o.name for o in self._session.get_outputs()]
+        self.refused = ""
 
     def run(self, feeds: Mapping[str, np.ndarray], outputs: Sequence[str] | None = None) -> list[np.ndarray]:
         """The named outputs (all by default). Feeds that the model does not take are left out.
@@ -96,7 +99,7 @@ class EvaluatorSession:
 
     def __init__(self, model: ir.Model, refused: str = "") -> None:
         """Loads ``model``; ``refused`` is why ONNX Runtime does not, which a failure here says first."""
-        self._refused = refused and f"{refused}; and in onnx's reference evaluator: "
+        self.refused = refused
         if (size := sum(t.nbytes for t in tensors_of(model))) > _EVALUATED_BYTES:
             raise CannotRun(f"{size:,} bytes of weights are too many for onnx's reference evaluator")
         try:
@@ -113,7 +116,8 @@ class EvaluatorSession:
             with np.errstate(all="ignore"):  # what becomes infinite or NaN is judged, not told
                 return [np.asarray(x) for x in run_nodes(self._evaluator, typed, outputs or self._outputs)]
         except Exception as error:
-            raise CannotRun(self._refused + _one_line(error)) from error
+            first = self.refused and f"{self.refused}; and in onnx's reference evaluator: "
+            raise CannotRun(first + _one_line(error)) from error
 
 
 AnySession = Session | EvaluatorSession
@@ -134,6 +138,26 @@ def open_session(model: ir.Model, folder: Path) -> AnySession:
             return EvaluatorSession(model, str(refused))
         except CannotRun:
             raise refused from None
+
+
+def why_not_loaded(path: Path) -> str:
+    """Why ONNX Runtime does not load the file, as it says; empty where it does.
+
+    A file without the bodies of our operators (``--no-fallback``) is for runtimes with the plugin, and not asked about.
+    """
+    skeleton = onnx.load(path, format="protobuf", load_external_data=False)
+    bodies = {(f.domain, f.name) for f in skeleton.functions}
+    if any(node.domain == DOMAIN and (DOMAIN, node.op_type) not in bodies for node in skeleton.graph.node):
+        return ""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.disable_prepacking", "1")  # weights stay mapped from their file
+    try:
+        onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        return re.sub(r"Load model from .* failed:\s*", "", _one_line(error))  # a path that is about to change
+    return ""
 
 
 def cast_array(array: np.ndarray, dtype: np.dtype) -> np.ndarray:

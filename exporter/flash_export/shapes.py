@@ -18,12 +18,15 @@ from flash_export.dims import ONE, Dim, Shape
 from flash_export.shape_rules import SHAPE_RULES
 
 _OWN_TYPE_NAMES = (
-    "ArgMax ArgMin ConvInteger EyeLike If Loop MatMulInteger Multinomial NonZero OneHot QLinearConv "
-    "QLinearMatMul QuantizeLinear RandomNormal RandomNormalLike RandomUniform RandomUniformLike Scan Size"
+    "ArgMax ArgMin Bernoulli BitCast BlackmanWindow ConcatFromSequence ConvInteger DynamicQuantizeLinear EyeLike "
+    "HammingWindow HannWindow If ImageDecoder Loop MatMulInteger MelWeightMatrix Multinomial NonMaxSuppression NonZero "
+    "OneHot Optional OptionalGetElement OptionalHasElement QLinearConv QLinearMatMul QuantizeLinear RandomNormal "
+    "RandomNormalLike RandomUniform RandomUniformLike RegexFullMatch Scan SequenceAt SequenceConstruct SequenceEmpty "
+    "SequenceErase SequenceInsert SequenceLength SequenceMap Size SplitToSequence StringSplit TfIdfVectorizer"
 )
 _OWN_TYPE = frozenset(_OWN_TYPE_NAMES.split())
 """Operators whose output type is not their first input's; their outputs' types must be declared."""
-_BOOLEAN_NAMES = "And Or Xor Not Equal Less LessOrEqual Greater GreaterOrEqual IsNaN"
+_BOOLEAN_NAMES = "And Or Xor Not Equal Less LessOrEqual Greater GreaterOrEqual IsInf IsNaN"
 _RULES = {"": SHAPE_RULES, **CONTRIB_SHAPE_RULES}
 _BOOLEAN = frozenset(_BOOLEAN_NAMES.split())
 

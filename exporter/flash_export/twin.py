@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
-import onnx_ir.passes.common
 
 from flash_export import contrib_twin
 from flash_export.contrib_product import CONTRIB_DOMAIN
 from flash_export.inline import CannotInline, inline_all
 from flash_export.mapped import mapped
+from flash_export.value_types import infer
 
 _HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 _FLOATS = _HALVES | {ir.DataType.FLOAT}
@@ -26,10 +26,11 @@ _TYPE_ATTRIBUTES = ("to", "dtype", "softmax_precision")
 """Attributes that name an element type: of Cast, of EyeLike and the random operators, of Attention."""
 
 _MOVES_DATA = frozenset({
-    "Cast", "CastLike", "Compress", "Concat", "Constant", "ConstantOfShape", "DepthToSpace", "Expand", "EyeLike",
-    "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "If", "IsInf", "IsNaN", "Loop", "NonZero",
-    "OneHot", "Pad", "Range", "Reshape", "Scan", "ScatterElements", "ScatterND", "Shape", "Size", "Slice",
-    "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where",
+    "Cast", "CastLike", "Compress", "Concat", "ConcatFromSequence", "Constant", "ConstantOfShape", "DepthToSpace",
+    "Expand", "EyeLike", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "If", "IsInf", "IsNaN", "Loop",
+    "NonZero", "OneHot", "Pad", "Range", "Reshape", "Scan", "ScatterElements", "ScatterND", "SequenceAt",
+    "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength", "Shape", "Size", "Slice",
+    "SpaceToDepth", "Split", "SplitToSequence", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where",
 })  # fmt: skip
 _COMPUTES_IN_FLOAT64 = frozenset({
     "Abs", "Add", "ArgMax", "ArgMin", "Attention", "Ceil", "Clip", "Cos", "CumSum", "Div", "Dropout", "Einsum",
@@ -61,7 +62,7 @@ def infer_types(model: ir.Model) -> None:
     """
     if any(value.dtype is None for value in _values(model)):
         declared = [(value, value.shape) for value in model.graph.outputs]
-        onnx_ir.passes.common.ShapeInferencePass(strict_mode=False)(model)
+        infer(model, strict_mode=False)
         for value, shape in declared:
             value.shape = shape or value.shape
 
@@ -167,6 +168,8 @@ def _fence_float32(model: ir.Model, in_float32: frozenset[str]) -> None:
         for value in list(node.outputs):
             if value.dtype is None and value.uses():
                 raise NoTwin(f"the type of {value.name} is unknown")
+            if value.dtype == ir.DataType.FLOAT and not isinstance(value.type, ir.TensorType):
+                raise NoTwin(f"{node.op_type} makes no tensor")
             if value.dtype == ir.DataType.FLOAT:
                 _cast_after(node, value)
 
@@ -213,20 +216,29 @@ def _cast_after(node: ir.Node, value: ir.Value) -> None:
 
 def _retype(model: ir.Model, sources: frozenset[ir.DataType], target: ir.DataType) -> None:
     for value in _values(model):
-        if _FENCED in value.meta or not isinstance(value.type, ir.TensorType) or value.dtype not in sources:
+        if _FENCED in value.meta or value.type is None or value.dtype not in sources:
             continue
         if value.const_value is not None:
             value.const_value = _converted(value.const_value, target)
-        value.type = ir.TensorType(target)  # a new one: a cloned model shares its types with the original
+        value.type = _typed(value.type, target)  # a new one: a cloned model shares its types with the original
     for node in _nodes(model):
         if _FENCED not in node.meta:
             _retype_attributes(node, sources, target)
+
+
+def _typed(like: ir.TypeProtocol, dtype: ir.DataType) -> ir.TypeProtocol:
+    """A tensor, a sequence or an optional of another element type."""
+    if isinstance(like, (ir.SequenceType, ir.OptionalType)):
+        return type(like)(_typed(like.elem_type, dtype))
+    return type(like)(dtype)  # type: ignore[call-arg]
 
 
 def _retype_attributes(node: ir.Node, sources: frozenset[ir.DataType], target: ir.DataType) -> None:
     for attribute in list(_type_attributes(node)):
         if attribute.value in sources:
             node.attributes[attribute.name] = ir.AttrInt64(attribute.name, int(target))
+    if node.op_type == "SequenceEmpty" and "dtype" not in node.attributes and ir.DataType.FLOAT in sources:
+        node.attributes["dtype"] = ir.AttrInt64("dtype", int(target))
     if node.op_type in ("Constant", "ConstantOfShape"):
         tensor = _constant_tensor(node)
         if tensor is not None and tensor.dtype in sources:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import onnx.defs
 import onnx_ir as ir
 import pytest
 from exporter.graphs import model
 
 from flash_export.dims import Dim
+from flash_export.shape_rules import SHAPE_RULES
 from flash_export.shapes import Shapes
 
 B, S = Dim.named("B"), Dim.named("S")
@@ -93,3 +95,23 @@ def test_two_names_that_met_in_a_product_are_one_length() -> None:
     known = Shapes(ir.from_proto(model("y = Relu (x)\n", inputs="float[B] x", outputs="float[B] y")).graph)
     known.unify(B, S)
     assert known.normal(B * Dim.of(2)) == known.normal(S * Dim.of(2))
+
+
+OTHER_TYPES = sorted(
+    schema.name
+    for schema in onnx.defs.get_all_schemas()
+    if schema.domain == ""
+    and schema.inputs
+    and schema.outputs
+    and schema.inputs[0].type_str != schema.outputs[0].type_str
+    and schema.name not in SHAPE_RULES
+)
+
+
+@pytest.mark.parametrize("operator", OTHER_TYPES)
+def test_no_operator_is_given_a_type_that_it_cannot_make(operator: str) -> None:
+    schema = onnx.defs.get_schema(operator)
+    inputs = [ir.Value(name=f"x{i}", type=ir.TensorType(ir.DataType.FLOAT)) for i in range(max(1, schema.min_input))]
+    node = ir.node(operator, inputs)
+    dtype = Shapes(ir.Graph(inputs, node.outputs, nodes=[node])).dtype(node.outputs[0])
+    assert dtype is None or f"tensor({dtype.name.lower()})" in schema.outputs[0].types
