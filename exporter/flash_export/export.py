@@ -94,11 +94,12 @@ def export(loaded: Loaded, options: Options, folder: Path) -> Exported:
         export_tidy.tidy(model, names, export_capture.output_names(outputs))
     _check_arity(model, call, len(export_capture.tensors_in(outputs)))
     dims = export_tidy.name_dims(model, export_dims.dims_of(loaded, model, ranges))
+    export_dims.name_sums(loaded, model)
     path = folder / "unfused.onnx"
     write(model, path)
     example = {str(v.name): export_capture.to_numpy(t) for v, t in zip(model.graph.inputs, call.tensors, strict=True)}
     reference = call.reference([str(v.name) for v in model.graph.inputs])
-    export_lengths.refuse_fixed_lengths(path, reference, example, dims, traced=script)
+    export_lengths.refuse_fixed_lengths(path, reference, example, dims, traced=script, told_in=loaded.told_in)
     notes = [*loaded.notes, *notes]
     notes += export_lengths.take_back(path, reference, example, dims, left_out)
     return Exported(path, reference, example, dims, loaded.source_kind, notes)

@@ -320,13 +320,14 @@ def _uncapturable(error: Exception, ranges: dict[str, tuple[int, int | None]], l
         left: list[tuple[int, int | None]] = [(low, size - 1)] if size > low else []
         left += [(size + 1, high)] if high is None or size < high else []
         others = " or ".join(f"{name}={_range(limits)}" for limits in left) or f"a number in the place of {name}"
-        told_in = loaded.told_in if left or loaded.told_in == "--input" else "example_inputs"
+        told_in = loaded.told_in if left or loaded.told_in != "dynamic_shapes" else "example_inputs"
         return UnsupportedModel(
             f"the dimension {name} cannot have every size of its range in this model",
             where="torch.export",
             got=f"forward takes another way for {name} = {size}",
             need=f"one way for every {name} in {_range((low, high))}",
-            do=f"give {others} in {told_in}, or make that table one longer",
+            do=("leave --kv-cache out" if told_in == "--kv-cache" else f"give {others} in {told_in}")
+            + ", or make that table one longer",
         )
     if "data-dependent" in text or "DataDependent" in type(error).__name__ or ".item()" in text:
         return UnsupportedModel(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import onnx_ir as ir
@@ -49,6 +50,33 @@ def dims_of(
     return found
 
 
+def name_sums(loaded: Loaded, model: ir.Model) -> None:
+    """Calls an axis that is declared as a sum, such as ``past + seq``, by it where the graph has a symbol of its own.
+
+    torch.export finds such a sum where forward adds up the two lengths. Where forward only meets both, as by adding a
+    mask to scores, it may take the axis for a third length.
+    """
+    sums: dict[str, str] = {}
+    for value, argument in zip(model.graph.inputs, loaded.arguments, strict=False):
+        for axis, dim in argument.dims.items():
+            size = value.shape[axis] if value.shape is not None else None
+            if is_sum(dim) and isinstance(size, ir.SymbolicDim) and size.value and size.value.isidentifier():
+                sums[size.value] = dim.name
+    if not sums:
+        return
+    for value in [*model.graph.inputs, *(v for node in model.graph.all_nodes() for v in node.outputs)]:
+        if value.shape is not None:
+            value.shape = ir.Shape([_with_sums(dim, sums) for dim in value.shape])
+
+
+def _with_sums(dim: int | ir.SymbolicDim, sums: dict[str, str]) -> int | str | None:
+    if isinstance(dim, int) or dim.value is None:
+        return dim if isinstance(dim, int) else None
+    if dim.value in sums:
+        return sums[dim.value]
+    return re.sub(r"[A-Za-z_]\w*", lambda match: f"({sums[match[0]]})" if match[0] in sums else match[0], dim.value)
+
+
 def _names_in(program: torch.export.ExportedProgram) -> dict[str, str]:
     """Symbol -> the name of the ``torch.export.Dim`` it was made from, where PyTorch still knows it."""
     values = (node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder")
@@ -86,6 +114,8 @@ def as_number(name: str, told_in: str) -> str:
     """What to do about a dimension that cannot be dynamic, in the words of ``Loaded.told_in``."""
     if told_in == "--input":
         return f"give a number in the place of {name} in --input"
+    if told_in == "--kv-cache":
+        return "leave --kv-cache out, which asks for this dimension"
     return f"leave {name} out of {told_in}, which fixes it at the example's size"
 
 

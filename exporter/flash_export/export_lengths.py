@@ -17,6 +17,7 @@ import onnxruntime as ort
 from flash_export.draw import draw_inputs, dynamic_dims
 from flash_export.eager import Reference
 from flash_export.errors import UnsupportedModel, UsageError
+from flash_export.export_dims import as_number
 from flash_export.extent import Extent
 
 _ROUGHLY = 1e-2
@@ -32,12 +33,16 @@ def refuse_fixed_lengths(
     dims: Mapping[str, tuple[int, int]],
     *,
     traced: bool = False,
+    told_in: str = "--input",
 ) -> None:
     """Runs the file at the example's sizes, then with each dynamic dimension changed, beside eager PyTorch.
 
     Where ONNX Runtime does not take the example itself (it has no kernels for bfloat16, say), nothing can be told and
     nothing is refused; a change that PyTorch does not take either is not the export's fault, unless the model was
     ``traced``: torch.export has asked whether its dimensions may change, torch.jit.trace has not.
+
+    Args:
+        told_in: where the user said what is dynamic, ``Loaded.told_in``.
 
     Raises:
         UnsupportedModel: PyTorch works at another size and the file does not, or gives another shape.
@@ -61,14 +66,14 @@ def refuse_fixed_lengths(
             expected = [output.shape for output in reference(feeds)]
         except UsageError as error:
             if traced:
-                raise only_at(name, sizes[name], other, error.got) from error
+                raise only_at(name, sizes[name], other, error.got, told_in) from error
             continue
         try:
             found = [output.shape for output in session.run(None, feeds)]
         except Exception as error:  # see above
-            raise only_at(name, sizes[name], other, " ".join(str(error).split())[-200:]) from error
+            raise only_at(name, sizes[name], other, " ".join(str(error).split())[-200:], told_in) from error
         if found != expected:
-            raise only_at(name, sizes[name], other, f"outputs {found} where PyTorch gives {expected}")
+            raise only_at(name, sizes[name], other, f"outputs {found} where PyTorch gives {expected}", told_in)
 
 
 def take_back(
@@ -151,13 +156,18 @@ def _another(size: int, limits: tuple[int, int]) -> int | None:
     return next((other for other in (size + 2, size + 1, size - 1, size - 2) if max(low, 1) <= other <= high), None)
 
 
-def only_at(name: str, size: int, other: int, got: str) -> UnsupportedModel:
+def only_at(name: str, size: int, other: int, got: str, told_in: str = "--input") -> UnsupportedModel:
     """What the user hears of a model that works at one size of a dimension that should be dynamic."""
+    cached = told_in == "--kv-cache"
     return UnsupportedModel(
         f"the exported model only works at {name} = {size}",
         where=f"dimension {name}, tried at {other}",
         got=got,
         need=f"a graph that works for every {name}",
-        do=f"look for sizes that forward turns into Python numbers (int(), len(), a traced module); "
-        f"or give {size} in the place of {name}, in --input or dynamic_shapes",
+        do="look for sizes that forward turns into Python numbers (int(), len(), a traced module); "
+        + (
+            as_number(name, told_in)
+            if cached
+            else f"or give {size} in the place of {name}, in --input or dynamic_shapes"
+        ),
     )

@@ -76,6 +76,8 @@ class Loaded:
     @property
     def told_in(self) -> str:
         """Where the user says what is dynamic: a flag of the command, or an argument of ``flash_export.export``."""
+        if self.source_kind == "hugging_face" and self.by_position:
+            return "--kv-cache"
         return "dynamic_shapes" if self.source_kind == "module" else "--input"
 
 

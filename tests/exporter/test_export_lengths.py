@@ -42,6 +42,15 @@ def test_a_length_written_as_a_number_is_named(tmp_path: Path, target: list[int]
         refuse_fixed_lengths(flattened(tmp_path / "m.onnx", target), transposed, EXAMPLE, DIMS)
 
 
+def test_beside_a_cache_nobody_is_told_to_give_inputs(tmp_path: Path) -> None:
+    file = flattened(tmp_path / "m.onnx", [0, 3, 7])
+    for told_in, advice, other in (("--input", "--input", "--kv-cache"), ("--kv-cache", "--kv-cache out", "--input")):
+        with pytest.raises(UnsupportedModel) as caught:
+            refuse_fixed_lengths(file, transposed, EXAMPLE, DIMS, told_in=told_in)
+        assert advice in str(caught.value)
+        assert other not in str(caught.value)
+
+
 def test_a_dimension_with_one_size_is_not_tried(tmp_path: Path) -> None:
     file = flattened(tmp_path / "m.onnx", [0, 3, 7])
     refuse_fixed_lengths(file, transposed, EXAMPLE, {"batch": (1, 100), "seq": (7, 7)})

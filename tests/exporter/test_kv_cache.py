@@ -124,6 +124,20 @@ def test_inputs_and_outputs_are_named_as_decoders_expect_them(tmp_path: Path) ->
     ]  # fmt: skip
 
 
+NEO = TEXT | {"num_layers": 2, "attention_types": [[["global", "local"], 1]]}
+NEO |= {"window_size": 5, "intermediate_size": 48, "max_position_embeddings": 48}
+
+
+def test_a_mask_that_only_meets_both_lengths_is_as_long_as_their_sum(tmp_path: Path) -> None:
+    """GPT-Neo never adds up past and seq: torch.export takes the mask's axis for a third length."""
+    folder = save_folder(tmp_path / "model", "GPTNeoForCausalLM", NEO)
+    output = tmp_path / "model.onnx"
+    done = pipeline.run(Options(source=folder, output=output, kv_cache=True), Talk(silent=True))
+    assert [site.status for site in done.sites] == ["fused", "fused"], [site.reason for site in done.sites]
+    shapes = {str(v.name): [str(d) for d in v.shape or ()] for v in ir.load(output).graph.inputs}
+    assert shapes["attention_mask"] == ["batch", "past + seq"]
+
+
 def test_a_model_without_a_cache_of_its_own_is_refused(tmp_path: Path) -> None:
     for name, settings in (("BertModel", TEXT), ("BartModel", BART)):
         folder = save_folder(tmp_path / name, name, settings)
