@@ -214,7 +214,9 @@ def _unreadable(path: Path, got: str) -> UsageError:
 
 def _graph_input(value: onnx.ValueInfoProto) -> GraphInput:
     tensor = value.type.tensor_type
-    dims = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param for d in tensor.shape.dim)
+    # A negative number is how PyTorch's and TensorFlow's older exporters, and runtimes, write a dynamic dim.
+    is_number = [dim.HasField("dim_value") and dim.dim_value >= 0 for dim in tensor.shape.dim]
+    dims = tuple(d.dim_value if fixed else d.dim_param for d, fixed in zip(tensor.shape.dim, is_number, strict=True))
     return GraphInput(value.name, tensor.elem_type, dims)
 
 

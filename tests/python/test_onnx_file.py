@@ -170,3 +170,13 @@ def test_calls_without_attention_in_them_are_not_followed(tmp_path: Path, monkey
     monkeypatch.setattr(onnx_file, "_live", lambda nodes, outputs: seen.append(nodes) or live(nodes, outputs))
     assert len(read(path).flash_nodes) == 1
     assert len(seen) == 2  # the graph and the block
+
+
+def test_a_negative_size_is_read_as_a_dynamic_dim(tmp_path: Path) -> None:
+    """As older exporters and runtimes write one; TensorRT reads it so as well."""
+    model = onnx.load(fused(tmp_path / "m.onnx"))
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[2].dim_value = -1
+    onnx.save(model, tmp_path / "m.onnx")
+    file = read(tmp_path / "m.onnx")
+    assert {tensor.dims for tensor in (*file.inputs, *file.output_tensors)} == {("batch", HEADS, "", HEAD_DIM)}
