@@ -165,6 +165,11 @@ def _tell_choices(
 ) -> None:
     for symbol, triple in {choice: None for profile in profiles for choice in profile.chosen.items()}:
         talk.warn(f"no --shape settles {symbol}: taking {','.join(map(str, triple))} (min,opt,max)")
+    for number, earlier in shapes.never_run(profiles):
+        talk.warn(
+            f"flash-trt never runs profile {number} ({' '.join(map(str, profiles[number].ranges))}): profile {earlier} "
+            "holds all its shapes and comes first; give the --shape of the narrower one first"
+        )
     if targets and not options.targets:
         here = "the GPU here" if {device.sm for device in gpu.devices()} & set(targets) else "no GPU that it builds for"
         talk.say(f"{here}: taking {', '.join(targets)}; --target chooses")

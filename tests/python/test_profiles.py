@@ -30,7 +30,7 @@ from flash_trt.compare_inputs import InputOptions, plan_runs
 from flash_trt.engine_session import EngineSession
 from flash_trt.onnx_file import GraphInput, read
 from flash_trt.output import sidecar_path
-from flash_trt.shapes import ShapeRange, parse, plan_profiles
+from flash_trt.shapes import ShapeRange, never_run, parse, plan_profiles
 
 Command = Callable[..., int]
 
@@ -73,6 +73,30 @@ def test_a_dim_that_is_a_sum_is_computed_in_each_profile() -> None:
     step, prompt = plan_profiles([IDS, total, PAST], [parse(text) for text in given])
     assert step.ranges[1] == ShapeRange("mask", (1, 2), (8, 129), (16, 256))
     assert prompt.ranges[1] == ShapeRange("mask", (1, 1), (1, 64), (1, 256))
+
+
+@pytest.mark.parametrize(
+    ("given", "never"),
+    [
+        (["ids:1x1,4x64,8x512", "ids:1x1,1x1,8x1"], [(1, 0)]),
+        (["ids:1x1,1x1,8x1", "ids:1x1,4x64,8x512"], []),
+        (["ids:1x1,4x64,8x512", "ids:1x1,1x1,9x1"], []),
+        (["ids:2x9", "ids:1x1,4x64,8x512", "ids:1x1,4x64,8x513", "ids:8x512"], [(3, 1)]),
+    ],
+)
+def test_a_profile_that_an_earlier_one_contains_never_runs(given: list[str], never: list[tuple[int, int]]) -> None:
+    assert list(never_run(plan_profiles([IDS, MASK], [parse(text) for text in given]))) == never
+
+
+def test_a_build_warns_of_a_profile_that_never_runs(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = fused(tmp_path / "m.onnx")
+    wide, narrow = _query((1, 1), (1, 64), (8, 512)), _query((1, 1), (1, 1), (2, 1))
+    for first, second, warned in ((wide, narrow, True), (narrow, wide, False)):
+        assert flash_trt("build", model, "--shape", first, "--shape", second, "--target", "sm80") == EXIT_OK
+        told = " ".join(capsys.readouterr().err.split())
+        assert ("flash-trt never runs profile 1 (query:1x3x1x20" in told) is warned
 
 
 def test_an_input_with_one_shape_has_it_in_every_profile() -> None:
