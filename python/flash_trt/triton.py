@@ -70,7 +70,8 @@ class _Served:
     """One model as Triton sees it: its files by their names in the version's folder, and what the server needs.
 
     ``provider`` are parameters of ONNX Runtime's TensorRT provider beside the library's path. ``profiles``: how many an
-    engine has; the server takes the first alone unless it is told of the others.
+    engine has; the server takes the first alone unless it is told of the others. ``min_batch``: the smallest batch that
+    the shapes, or the file, hold.
     """
 
     platform: str
@@ -81,6 +82,7 @@ class _Served:
     max_batch: int
     provider: dict[str, str] = dataclasses.field(default_factory=dict)
     profiles: int = 0
+    min_batch: int = 1
 
 
 def triton(options: TritonOptions, talk: Talk) -> Repository:
@@ -101,6 +103,7 @@ def triton(options: TritonOptions, talk: Talk) -> Repository:
         _require_no_shapes(options, is_engine)
         served = _engine(options, talk) if is_engine else _onnx(options, talk)
     _require_preloadable(folder, served)
+    _require_smallest(options, served, talk)
     with talk.step("write", str(folder)), interrupt.temporary_folder(".", options.repository) as scratch:
         made = Path(scratch) / name
         (made / "1").mkdir(parents=True)
@@ -173,8 +176,12 @@ def _engine(options: TritonOptions, talk: Talk) -> _Served:
         )
     inputs, outputs = engine.tensors
     values = {tensor.name for tensor in inputs if tensor.may_hold_sizes}
-    of_shapes = [limits for profile in engine.profiles for name, limits in profile.items() if name not in values]
-    largest = [limits["max"][0] for limits in of_shapes if limits["max"]]
+    of_shapes = [
+        [limits for name, limits in profile.items() if name not in values and limits["max"]]
+        for profile in engine.profiles
+    ]
+    largest = [limits["max"][0] for profile in of_shapes for limits in profile]
+    smallest = [max(limits["min"][0] for limits in profile) for profile in of_shapes if profile]
     libraries = () if engine.carries_plugin else (_autoload(), plugin_library.find())
     return _Served(
         "tensorrt_plan",
@@ -184,6 +191,7 @@ def _engine(options: TritonOptions, talk: Talk) -> _Served:
         libraries,
         _largest_batch(options, min(largest, default=None), talk),
         profiles=len(engine.profiles),
+        min_batch=min(smallest, default=1),
     )
 
 
@@ -212,6 +220,24 @@ def _largest_batch(
     return min(asked or of_shapes, of_shapes)
 
 
+def _require_smallest(options: TritonOptions, served: _Served, talk: Talk) -> None:
+    """A server hands over requests of any batch from 1 on: a configuration has no smallest one."""
+    if served.min_batch < 2 or not _batch_symbol(served.inputs, served.outputs):
+        return
+    if served.min_batch > served.max_batch:
+        raise UsageError(
+            "the largest batch is smaller than any that the model takes",
+            where=f"--max-batch {options.max_batch}" if options.max_batch else str(options.model),
+            got=f"a largest batch of {served.max_batch}",
+            need=f"{served.min_batch} or more, where the model's shapes begin",
+            do="give a larger --max-batch, or shapes that begin at a batch of 1",
+        )
+    talk.warn(
+        f"the model takes a batch of {served.min_batch} or more, of which a server knows nothing: smaller requests fail"
+        " unless others join them in time; give it shapes that begin at 1"
+    )
+
+
 def _require_no_shapes(options: TritonOptions, is_engine: bool) -> None:
     if options.shapes and (is_engine or options.device == "cpu"):
         raise UsageError(
@@ -231,8 +257,10 @@ def _onnx(options: TritonOptions, talk: Talk) -> _Served:
         return _in_provider(options, file, weights, talk)
     libraries = (Path(cpu_operator.cpu_operator_path()),) if file.flash_nodes else ()
     files = {"model.onnx": options.model} | weights
-    batch = _largest_batch(options, None, talk, _batch_range(file))
-    return _Served("onnxruntime_onnx", files, file.inputs, file.output_tensors, libraries, batch)
+    works_with = _batch_range(file)
+    batch = _largest_batch(options, None, talk, works_with)
+    smallest = works_with[0] if works_with else 1
+    return _Served("onnxruntime_onnx", files, file.inputs, file.output_tensors, libraries, batch, min_batch=smallest)
 
 
 def _require_free_names(file: OnnxFile) -> None:
@@ -255,11 +283,14 @@ def _in_provider(options: TritonOptions, file: OnnxFile, weights: dict[str, Path
     if onnx.TensorProto.FLOAT16 in computed_in:
         parameters["precision_mode"] = "FP16"
         talk.warn("TensorRT 10 in ONNX Runtime may compute this model's float32 parts in float16; an engine does not")
+    works_with = _batch_range(file)
     largest: list[int] = []
+    smallest = works_with[0] if works_with else 1
     if options.shapes:
         profile = shapes.plan_profile(file.inputs, [shapes.parse(text) for text in options.shapes], file.dim_ranges)
         parameters |= profile.provider_parameters()
         largest = [range_.largest[0] for range_ in profile.ranges if range_.largest]
+        smallest = max((range_.smallest[0] for range_ in profile.ranges if range_.smallest), default=1)
     else:
         talk.warn("no --shape: ONNX Runtime builds an engine at the first request and again at every larger shape")
     return _Served(
@@ -268,8 +299,9 @@ def _in_provider(options: TritonOptions, file: OnnxFile, weights: dict[str, Path
         file.inputs,
         file.output_tensors,
         (_autoload(), plugin_library.find()),
-        _largest_batch(options, min(largest, default=None), talk, _batch_range(file)),
+        _largest_batch(options, min(largest, default=None), talk, works_with),
         parameters,
+        min_batch=smallest,
     )
 
 

@@ -171,6 +171,35 @@ def test_the_largest_batch_stays_in_the_range_that_the_file_declares(
     assert (limited in told) is (largest == 16 and bool(flags))
 
 
+@pytest.mark.parametrize("kind", ["onnx on cpu", "onnx", "onnx without shapes", "engine", "engine of two profiles"])
+def test_a_smallest_batch_is_told_and_a_largest_one_below_it_is_refused(
+    schema: ModuleType, tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    flags: tuple[object, ...] = ("--device", "cpu") if kind == "onnx on cpu" else ()
+    if kind.startswith("onnx"):
+        model = fused(tmp_path / "m.onnx")
+        dim_ranges.write(model, {"batch": (4, 8), "seq": (1, 131)})
+        if kind == "onnx":
+            flags = ("--shape", f"query:4x{HEADS}x1x{HEAD_DIM},4x{HEADS}x37x{HEAD_DIM},8x{HEADS}x131x{HEAD_DIM}")
+    else:
+        profiles = [{"ids": {"min": [4, 1], "opt": [4, 37], "max": [8, 131]}}]
+        profiles += [{"ids": {"min": [5, 200], "opt": [6, 200], "max": [8, 200]}}] * (kind != "engine")
+        model = _engine(tmp_path / "m.engine", profiles=profiles)
+    assert flash_trt("triton", tmp_path / "r", model, *flags) == EXIT_OK
+    assert _config(schema, tmp_path / "r" / "m").max_batch_size == 8
+    assert "takes a batch of 4 or more" in " ".join(capsys.readouterr().err.split())
+    assert flash_trt("triton", tmp_path / "s", model, *flags, "--max-batch", 3) == EXIT_USAGE
+    assert "need 4 or more" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "s" / "m").exists()
+
+
+def test_a_smallest_batch_of_one_is_no_warning(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert flash_trt("triton", tmp_path / "r", _engine(tmp_path / "m.engine")) == EXIT_OK
+    assert "takes a batch" not in capsys.readouterr().err
+
+
 def test_shapes_are_refused_where_they_mean_nothing(tmp_path: Path, flash_trt: Command) -> None:
     shape = f"query:1x{HEADS}x1x{HEAD_DIM}"
     model = fused(tmp_path / "m.onnx")
