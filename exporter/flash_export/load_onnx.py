@@ -56,6 +56,26 @@ def verify(path: Path, limits: Limits = LIMITS) -> None:
         UsageError: no ONNX model, broken external data, or refused by onnx's checker.
         UnsafeInput: external data outside the folder, or sizes that are no model's.
     """
+    model = verify_files(path, limits)
+    try:
+        _verify_devices(ir.serde.deserialize_model(model))
+    except Exception as error:  # onnx_ir raises whatever a malformed field makes it raise
+        got = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        raise _broken(path, got, "a model that onnx_ir reads and writes") from None
+    try:
+        onnx.checker.check_model(os.fspath(path))
+    except (onnx.checker.ValidationError, ValueError, OSError) as error:
+        raise _broken(path, str(error).strip().splitlines()[0][:300], "a model that onnx.checker accepts") from None
+
+
+def verify_files(path: Path, limits: Limits = LIMITS) -> onnx.ModelProto:
+    """The first three of the above, and the model without its external data.
+
+    ONNX Runtime runs models that the checker refuses, an output without a type among them.
+
+    Raises:
+        UsageError, UnsafeInput: as ``verify``, but nothing of the checker's.
+    """
     if _undecodable(path):
         raise _broken(path, "a path that is no text in this locale", "UTF-8, with which onnx opens files", "rename it")
     size = path.stat().st_size
@@ -77,15 +97,7 @@ def verify(path: Path, limits: Limits = LIMITS) -> None:
         raise _broken(path, "a name that is no UTF-8", "text in UTF-8, as ONNX says")
     for graph in _graphs([model.graph]):
         _verify_attributes(graph, path)
-    try:
-        _verify_devices(ir.serde.deserialize_model(model))
-    except Exception as error:  # onnx_ir raises whatever a malformed field makes it raise
-        got = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        raise _broken(path, got, "a model that onnx_ir reads and writes") from None
-    try:
-        onnx.checker.check_model(os.fspath(path))
-    except (onnx.checker.ValidationError, ValueError, OSError) as error:
-        raise _broken(path, str(error).strip().splitlines()[0][:300], "a model that onnx.checker accepts") from None
+    return model
 
 
 def _parse(path: Path) -> onnx.ModelProto:

@@ -53,22 +53,21 @@ def session(path: str | Path, **options: Any) -> onnxruntime.InferenceSession:
     """An ONNX Runtime session on the CPU whose FlashAttention nodes run in our kernels.
 
     Args:
-        path: a model that ``flash-export`` wrote; any other runs too.
+        path: a model that ``flash-export`` wrote; any other that ONNX Runtime runs does too.
         options: attributes of ``onnxruntime.SessionOptions`` by name, ``intra_op_num_threads=2`` for example.
 
     Raises:
-        UsageError: an option that ONNX Runtime does not have, or not with this value; no path; or a model that
-            ``onnx_file.read`` refuses: no such file, a FlashAttention node whose attributes are not the operator's.
-        UnsafeInput, UnsupportedModel: as ``onnx_file.read``, a newer version of the operator among them;
+        UsageError: an option that ONNX Runtime does not have, or not with this value; no path, no such file, no ONNX;
+            or a FlashAttention node whose attributes are not the operator's.
+        UnsafeInput, UnsupportedModel: as ``onnx_file.require_safe``, a newer version of the operator among them;
             UnsupportedModel too where ONNX Runtime does not load the model, or the operator refuses an attribute's
             value or a tensor's type.
         MissingHere: the library is not found or does not load.
     """
     model = onnx_file.path_of(path)
-    try:
-        onnx_file.read(model)  # ONNX Runtime passes over unknown attributes and newer versions
-    except UsageError as error:
-        raise node_faults.attribute_fault(model) or error from error
+    onnx_file.require_safe(model)  # ONNX Runtime passes over newer versions
+    if fault := node_faults.attribute_fault(model):  # and over unknown attributes
+        raise fault
     settings = onnx_settings()
     for name, value in options.items():
         if not isinstance(getattr(onnxruntime.SessionOptions, name, None), property):

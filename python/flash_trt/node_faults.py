@@ -32,7 +32,7 @@ def attribute_fault(path: Path) -> UsageError | None:
         for name, got, need in _attribute_faults(node):
             return UsageError(
                 "a FlashAttention node's attributes are not the operator's",
-                where=f'{path}, node "{node.name or node.output[0]}", attribute {name}',
+                where=f'{path}, node "{node.name or ", ".join(node.output)}", attribute {name}',
                 got=got,
                 need=need,
                 do="export the model again with flash-export, or correct the node; docs/op.md has the attributes",
@@ -59,7 +59,7 @@ def dtype_fault(path: Path) -> UnsupportedModel | None:
             if got and got not in need:
                 return UnsupportedModel(
                     "a FlashAttention node's tensor is of a type that the operator does not take",
-                    where=f'{path}, node "{node.name or node.output[0]}", tensor {tensor} ("{value}")',
+                    where=f'{path}, node "{node.name or ", ".join(node.output)}", tensor {tensor} ("{value}")',
                     got=_name(got),
                     need=words,
                     do="cast it before the node, or export the model again; docs/op.md has the types",

@@ -132,6 +132,27 @@ def read(path: Path) -> OnnxFile:
         UnsafeInput: its external data lies outside its folder, or its sizes are no model's.
         UnsupportedModel: its FlashAttention nodes are of a newer version, or of a name, that this one does not know.
     """
+    _require_onnx(path)
+    load_onnx.verify(path)
+    proto = onnx.load(str(path), format="protobuf", load_external_data=False)
+    _require_known_nodes(path, proto)
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    inputs = tuple(_graph_input(value) for value in proto.graph.input if value.name not in constants)
+    return OnnxFile(path, proto, inputs, tuple(_flash_nodes(proto)))
+
+
+def require_safe(path: Path) -> None:
+    """Refuses what ``read`` refuses, but nothing for onnx's checker: ONNX Runtime runs models that it does not accept.
+
+    Raises:
+        UsageError, UnsafeInput, UnsupportedModel: as ``read``.
+    """
+    _require_onnx(path)
+    _require_known_nodes(path, load_onnx.verify_files(path))
+
+
+def _require_onnx(path: Path) -> None:
+    """Completes a killed export to ``path``, and refuses what is no file or of another kind."""
     finish_interrupted(path)
     try:
         if not stat.S_ISREG(path.stat().st_mode):
@@ -147,13 +168,11 @@ def read(path: Path) -> OnnxFile:
         ) from error
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from error
-    load_onnx.verify(path)
-    proto = onnx.load(str(path), format="protobuf", load_external_data=False)
+
+
+def _require_known_nodes(path: Path, proto: onnx.ModelProto) -> None:
     _require_known_version(path, proto)
     _require_known_operators(path, proto)
-    constants = {tensor.name for tensor in proto.graph.initializer}
-    inputs = tuple(_graph_input(value) for value in proto.graph.input if value.name not in constants)
-    return OnnxFile(path, proto, inputs, tuple(_flash_nodes(proto)))
 
 
 def _require_known_version(path: Path, proto: onnx.ModelProto) -> None:
@@ -175,7 +194,7 @@ def _require_known_operators(path: Path, proto: onnx.ModelProto) -> None:
         if node.domain == DOMAIN and node.op_type not in OPERATORS and node.op_type not in bodies:
             raise UnsupportedModel(
                 f"no operator of domain {DOMAIN} has this name",
-                where=f'{path}, node "{node.name or node.output[0]}"',
+                where=f'{path}, node "{node.name or ", ".join(node.output)}"',
                 got=node.op_type,
                 need=f"one of {', '.join(OPERATORS)}, or a function in the file that says what it is",
                 do="install the flash-export that wrote the model, or export it again with this one",

@@ -203,8 +203,6 @@ def test_a_type_that_the_operator_does_not_take_is_told_with_the_rule(
     case = Case(name="types", operator="FlashAttentionEx", bias_shape=(2, 2, 37, 53), kv_lengths=(3, 9), sinks=2)
     proto = model_of_case(case, tensors.node_inputs(case, tensors.make(case)), 18)
     del proto.functions[:]
-    for output in proto.graph.output:
-        output.type.tensor_type.shape.SetInParent()  # the checker wants one
     next(v for v in proto.graph.input if v.name == tensor).type.tensor_type.elem_type = dtype
     onnx.save(proto, tmp_path / "model.onnx")
     with pytest.raises(UnsupportedModel, match="a type that the operator does not take") as error:
@@ -237,6 +235,58 @@ def test_a_newer_operator_version_is_refused_with_both(fused: Path) -> None:
         flash_trt.session(edited(fused, newer))
     assert "version 2" in error.value.got
     assert "version 1" in error.value.need
+
+
+def _loose(proto: onnx.ModelProto, how: str) -> None:
+    """Makes it a model that onnx's checker refuses and ONNX Runtime runs."""
+    if how == "no_graph_name":
+        proto.graph.name = ""
+    elif how == "no_output_shape":
+        proto.graph.output[0].type.tensor_type.ClearField("shape")
+    elif how == "no_output_type":
+        proto.graph.output[0].ClearField("type")
+    else:  # before version 4 of the format an initializer was to be an input too
+        proto.ir_version = 3
+        del proto.functions[:]
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(1, np.float32), "one"))
+        proto.graph.node.append(onnx.helper.make_node("Mul", ["output", "one"], ["product"]))
+        proto.graph.output[0].name = "product"
+
+
+LOOSE = ("no_graph_name", "no_output_shape", "no_output_type", "initializer_that_is_no_input")
+
+
+@pytest.mark.parametrize("how", LOOSE)
+def test_a_model_that_only_the_checker_refuses_runs(fused: Path, how: str) -> None:
+    shape = (2, attention_models.HEADS, 37, attention_models.HEAD_DIM)
+    feeds = {name: np.ones(shape, np.float32) for name in ("query", "key", "value")}
+    (wanted,) = flash_trt.session(fused).run(None, feeds)
+    path = edited(fused, lambda proto: _loose(proto, how))
+    with pytest.raises(onnx.checker.ValidationError):
+        onnx.checker.check_model(str(path))
+    (found,) = flash_trt.session(path).run(None, feeds)
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("how", LOOSE)
+def test_a_newer_version_is_told_whatever_the_checker_has_against_the_model(fused: Path, how: str) -> None:
+    def newer(proto: onnx.ModelProto) -> None:
+        _loose(proto, how)
+        next(opset for opset in proto.opset_import if opset.domain == "flash_export").version = 2
+
+    with pytest.raises(UnsupportedModel, match="newer"):
+        flash_trt.session(edited(fused, newer))
+
+
+@pytest.mark.parametrize("how", LOOSE)
+def test_an_unknown_attribute_is_told_whatever_the_checker_has_against_the_model(fused: Path, how: str) -> None:
+    def extra(proto: onnx.ModelProto) -> None:
+        _loose(proto, how)
+        node = next(node for node in proto.graph.node if node.domain == "flash_export")
+        node.attribute.append(onnx.helper.make_attribute("alibi", 1))
+
+    with pytest.raises(UsageError, match="alibi"):
+        flash_trt.session(edited(fused, extra))
 
 
 def test_no_such_model_is_a_usage_error(tmp_path: Path) -> None:
