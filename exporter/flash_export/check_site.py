@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,9 @@ SCORE_SPREAD = 3.0
 """Standard deviation of scale * Q.K^T that the inputs are stretched to."""
 SPREAD_RANGE = (2.0, 4.0)
 """What is good enough; normalised queries (cosine attention) cannot be stretched at all."""
+
+_FLAT = 2.0**-10
+"""Scores of a spread below this weigh all keys alike, whatever the scale."""
 
 _STRETCHES = 4
 _LARGEST = 2.0**60
@@ -142,17 +145,20 @@ def check_site(
     softcap = site.attributes is not None and site.attributes.softcap > 0
     factor = accept.FACTOR_WITH_SOFTCAP if softcap else accept.FACTOR
     if not _has_no_scale(site) and all(s.judged(s.faulty, noises, factor).passed for s in samples):
-        raise CannotProve(_why_no_scale_shows(site))
+        raise CannotProve(_why_no_scale_shows(site, samples))
     largest = max(noise.maximum for noise in noises)
     return [
         SiteRun(site.name, s.trial, s.judged(s.output, noises, factor), s.spread, reference, largest) for s in samples
     ]
 
 
-def _why_no_scale_shows(site: Site) -> str:
-    if site.attributes is not None and site.attributes.scale == 0:
-        return "its scores are multiplied by 0, so that no query and no key counts and no fault of them would show"
-    return "a scale that is 1 % off would not show on any input tried, as where a query sees no more than one key"
+def _why_no_scale_shows(site: Site, samples: Sequence[_Sample]) -> str:
+    text = "a scale that is 1 % off would not show on any input tried, "
+    spreads = [s.spread for s in samples if s.spread is not None and np.isfinite(s.spread)]
+    if spreads and max(spreads) < _FLAT:
+        return text + f"since the scores hardly differ (their standard deviation is {max(spreads):g} at most)"
+    sinks = site.attributes is not None and site.attributes.has_sinks
+    return text + "as where a query sees no more than one key" + (", or a sink takes all the weight" if sinks else "")
 
 
 def _has_no_scale(site: Site) -> bool:

@@ -18,6 +18,7 @@ from flash_export.canonical import Attention, Refused
 from flash_export.feeds import BiasFeed, Feed, Heads, bias_of, bias_shape_of, lengths_of, sinks_of
 from flash_export.layout import Axes, Axis, Chain, leaves, size_of
 from flash_export.masks import MaskPlan, plan_masks
+from flash_export.odd_numbers import refuse_odd_numbers, refuse_zero
 from flash_export.op import (
     FLASH_ATTENTION,
     FLASH_ATTENTION_EX,
@@ -112,6 +113,7 @@ def _cheapest(attention: Attention, region: Region) -> tuple[float, Plan]:
     """
     head_dim = _static(attention, attention.depth, "head_dim_dynamic", "the head dim")
     v_head_dim = _static(attention, attention.v_depth, "head_dim_dynamic", "V's head dim")
+    refuse_odd_numbers(attention)
     masks = plan_masks(attention, region)
     best: tuple[float, Plan] | None = None
     refusal: Refused | None = None
@@ -295,6 +297,7 @@ def _attributes(
 ) -> Attributes:
     band = masks.band
     causal = band is not None and band.right == 0
+    refuse_zero(attention.scale * factor, attention)
     q_heads, kv_heads = size_of(heads.heads).static, size_of(heads.kv_heads).static
     assert q_heads is not None
     assert kv_heads is not None
