@@ -171,9 +171,14 @@ def _tile(s: Shapes, node: ir.Node) -> list[Shape | None]:
 
 def _slice(s: Shapes, node: ir.Node) -> list[Shape | None]:
     shape = s.shape(node.inputs[0])
-    if shape is None or len(node.inputs) < 3:
+    if shape is None:
         return [None]
     bounds = [s.contents(v) for v in node.inputs[1:5]]
+    if len(node.inputs) == 1:  # up to opset 9
+        written = (g.ints_attribute(node, name) for name in ("starts", "ends", "axes"))
+        bounds = [tuple(map(Dim.of, numbers)) for numbers in written if numbers is not None]
+    if len(bounds) < 2:
+        return [None]
     starts, ends = bounds[0], bounds[1]
     axes = bounds[2] if len(bounds) > 2 else tuple(Dim.of(i) for i in range(len(starts or ())))
     steps = bounds[3] if len(bounds) > 3 else tuple(ONE for _ in starts or ())
@@ -195,7 +200,24 @@ def _sliced(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim | None:
         return dim
     if stride == 1 and first == 0 and last is None:
         return end  # a slice past the end is shorter than it asks for; programs do not mean that
+    if stride == 1 and first is not None and last is not None:
+        return _part(dim, first, last)
     return None
+
+
+def _part(dim: Dim, first: int, last: int) -> Dim | None:
+    """The length of ``[first:last]`` of a dynamic dim, where it is the same at every length.
+
+    One element is taken to be there: products broadcast it, as they do the first of a batch. More are where the dim
+    has a constant part that is as long.
+    """
+    if first < 0 and last >= 2**31 - 1:
+        last = 0  # both are counted from the end
+    elif (first < 0) != (last < 0):
+        return None
+    length, reach = last - first, -first if first < 0 else last
+    least = dim.terms.get((), 0) if all(c > 0 for c in dim.terms.values()) else 0
+    return Dim.of(length) if length == 1 or (length > 1 and reach <= least) else None
 
 
 def _split(s: Shapes, node: ir.Node) -> list[Shape | None]:

@@ -147,6 +147,29 @@ def test_an_operand_that_the_product_broadcasts_is_expanded(
     np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
 
 
+@pytest.mark.parametrize(("cut", "expands"), [("q", 1), ("k", 1), ("v", 1), ("kv", 2), ("qkv", 0)])
+@pytest.mark.parametrize("bounds", [(0, 1), (-1, 2**63 - 1)])
+def test_an_operand_that_is_the_first_or_last_of_its_batch_is_expanded(
+    cut: str, expands: int, bounds: tuple[int, int]
+) -> None:
+    """The node takes no batch of one beside one of many, however the product comes by it."""
+    body = PLAIN
+    for name in cut:
+        body = (
+            body.replace(f"({name})", f"({name}1)")
+            .replace(f"({name},", f"({name}1,")
+            .replace(f", {name})", f", {name}1)")
+        )
+        body = f"{name}1 = Slice ({name}, from, to, ax0)\n" + body
+    constants = graphs.CONSTANTS + f", int64[1] from = {{{bounds[0]}}}, int64[1] to = {{{bounds[1]}}}"
+    proto = model(body, constants=constants, outputs="float[N, 4, S, 8] out")
+    fused, sites = fuse(proto)
+    assert only(sites).status == "fused"
+    assert [node.op_type for node in fused.graph.node].count("Expand") == expands
+    expected, got = both(proto, fused, numbers({"B": 3, "S": 5, "T": 7}))
+    np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
 def test_a_value_that_is_expanded_may_be_made_after_the_softmax() -> None:
     body = PLAIN.replace("out = MatMul (probs, v)", "late = Relu (v)\n out = MatMul (probs, late)")
     assert "late" in body

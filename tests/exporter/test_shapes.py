@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import onnx.defs
+import onnx.parser
 import onnx_ir as ir
 import pytest
 from exporter.graphs import model
@@ -89,6 +90,46 @@ def test_gathered_elements_have_the_shape_of_their_indices_and_tiles_that_of_the
 def test_a_flattened_tensor_has_two_axes(axis: int, shape: str) -> None:
     known = shapes(f"y = Flatten <axis = {axis}> (x)\n", "float[B, S, 4] x", "float[M, N] y", "int64 unused = {0}")
     assert known["y"] == shape
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "length"),
+    [
+        (0, 1, "1"),
+        (2, 3, "1"),
+        (-1, 2**31 - 1, "1"),
+        (-1, 2**63 - 1, "1"),
+        (-3, -2, "1"),
+        (0, 2**63 - 1, "4 + S"),
+        (0, 4, "4"),
+        (1, 4, "3"),
+        (-4, -1, "3"),
+        (-3, 2**63 - 1, "3"),
+        (0, 5, "N"),
+        (-5, 2**63 - 1, "N"),
+        (-1, 0, "N"),
+        (-2, 1, "N"),
+        (0, -1, "N"),
+        (2, 1, "N"),
+    ],
+)
+def test_a_slice_of_a_dynamic_length_has_a_length_where_every_one_has_it(start: int, end: int, length: str) -> None:
+    found = shapes(
+        "c = Concat <axis = 1> (x, more)\n y = Slice (c, from, to, ax)\n",
+        "float[B, S] x, float[B, 4] more",
+        "float[B, N] y",
+        f"int64[1] from = {{{start}}}, int64[1] to = {{{end}}}, int64[1] ax = {{1}}",
+    )
+    assert found["y"] == f"(B, {length})"
+
+
+def test_a_slice_of_an_old_opset_keeps_its_bounds_in_attributes() -> None:
+    text = """
+        <ir_version: 9, opset_import: ["" : 9]>
+        main (float[B, S] x) => (float[M, N] y) { y = Slice <axes = [0], starts = [0], ends = [1]> (x) }
+    """
+    graph = ir.from_proto(onnx.parser.parse_model(text)).graph
+    assert str(Shapes(graph).shape(graph.outputs[0])) == "(1, S)"
 
 
 def test_two_names_that_met_in_a_product_are_one_length() -> None:
