@@ -39,6 +39,9 @@ _ATEN = re.compile(r"torch\.ops\.(aten|prims|quantized_decomposed|torchvision)\.
 FILE_OPERATORS = frozenset({"from_file", "save", "load"})
 """ATen operators that open a file by name."""
 
+BITWISE = frozenset(f"__{i}{n}__" for i in ("", "i") for n in ("and", "or", "xor", "lshift", "rshift"))
+"""ATen operators that are named as Python's methods: ``a & b`` of tensors. Other names of two underscores are none."""
+
 OPERATORS = frozenset(
     [f"torch.sym_{n}" for n in ("float", "int", "not", "max", "min", "ite", "sqrt", "sum")]
     + ["torch._sym_sqrt", "math.trunc", "math.ceil", "math.floor", "math.sqrt"]
@@ -139,8 +142,14 @@ def _match(pattern: re.Pattern[str], text: str, what: str) -> None:
 def check_operator(text: str) -> None:
     """``torch.ops.aten.add.Tensor`` and its like, or one of ``OPERATORS``."""
     match = _ATEN.fullmatch(text)
-    if text not in OPERATORS and (match is None or match[2] in FILE_OPERATORS or match[2].startswith("__")):
+    if text not in OPERATORS and (match is None or match[2] in FILE_OPERATORS or not _is_plain(*match.groups())):
         raise Forbidden(f"an operator that is no tensor operator: {text[:120]!r}")
+
+
+def _is_plain(library: str, name: str, overload: str | None) -> bool:
+    """Whether no attribute of Python's own (``__class__``) is meant."""
+    bitwise = library == "aten" and name in BITWISE
+    return (bitwise or not name.startswith("__")) and not (overload or "").startswith(".__")
 
 
 def check_expression(text: str) -> None:

@@ -45,6 +45,17 @@ class Sizes(torch.nn.Module):
         return half.sum() + grid.sum() + torch.einsum("ab,cb->ac", x, x).sum()
 
 
+class Bits(torch.nn.Module):
+    """Masks as they are written: with ``&``, ``|``, ``^`` and their forms in place."""
+
+    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        position = torch.arange(x.shape[1])
+        mask = (position[:, None] >= position) & keep[:, None, :]
+        mask = mask | (position == 0) ^ keep[:, None, :]
+        mask &= keep[:, :, None]
+        return x.masked_fill(~mask.any(-1, keepdim=True), 0) + (position << 1)[:, None]
+
+
 class Buffers(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -67,6 +78,7 @@ DIM = torch.export.Dim.DYNAMIC
         (Branches(), (torch.randn(3, 5),), None),
         (Containers(), ((torch.ones(3), torch.ones(3)), {"a": torch.ones(2), "b": torch.ones(1)}), None),
         (Sizes(), (torch.randn(5, 6),), ({0: DIM, 1: DIM},)),
+        (Bits(), (torch.randn(2, 7, 5), torch.ones(2, 7, dtype=torch.bool)), ({0: DIM, 1: DIM}, {0: DIM, 1: DIM})),
         (Buffers(), (torch.randn(3, 4),), ({0: DIM},)),
         (torch.nn.MultiheadAttention(24, 3), (torch.randn(5, 2, 24),) * 3, None),
         (Attention(is_causal=True), tuple(torch.randn(2, 3, 7, 8) for _ in range(3)), None),
@@ -77,7 +89,7 @@ DIM = torch.export.Dim.DYNAMIC
             None,
         ),
     ],
-    ids=["cond", "containers", "sizes", "buffers", "mha", "causal", "lstm", "conv"],
+    ids=["cond", "containers", "sizes", "bits", "buffers", "mha", "causal", "lstm", "conv"],
 )
 def test_what_pytorch_writes_passes(tmp_path: Path, module: torch.nn.Module, arguments: tuple, shapes: tuple) -> None:
     program = torch.export.export(module.eval(), arguments, dynamic_shapes=shapes, strict=False)

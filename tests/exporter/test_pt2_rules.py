@@ -66,7 +66,16 @@ def test_anything_else_is_no_size(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["torch.ops.aten.add.Tensor", "torch.ops.aten.sym_size.int", "_operator.mul", "torch.sym_max", "math.trunc"]
+    "text",
+    [
+        "torch.ops.aten.add.Tensor",
+        "torch.ops.aten.sym_size.int",
+        "_operator.mul",
+        "torch.sym_max",
+        "math.trunc",
+        "torch.ops.aten.__and__.Tensor",
+        "torch.ops.aten.__ilshift__.Scalar",
+    ],
 )
 def test_a_tensor_operator_passes(text: str) -> None:
     pt2_rules.check_operator(text)
@@ -79,6 +88,10 @@ def test_a_tensor_operator_passes(text: str) -> None:
         "torch.ops.aten.from_file.default",
         "torch.ops.aten.save",
         "torch.ops.aten.__class__",
+        "torch.ops.aten.__init__.Tensor",
+        "torch.ops.prims.__and__.Tensor",
+        "torch.ops.aten.add.__class__",
+        "torch.ops.aten.__and__.__class__",
         "torch.ops.load_library",
         "torch.ops.aten.add.Tensor.__globals__",
         "_operator.methodcaller",
