@@ -25,6 +25,7 @@ from flash_export.function_body import functions_for
 from flash_export.inline import CannotInline, inline
 from flash_export.patterns import PATTERNS
 from flash_export.runtime import why_not_loaded
+from flash_export.runtime_defects import crash_of
 from flash_export.score_probe import PREFIX
 from flash_export.sites import Site
 from flash_export.trials import Trial, plan_trials
@@ -155,12 +156,13 @@ def _warn_of_batch(trials: Sequence[Sequence[Trial]], expected: Expected) -> lis
 def _warn_of_runtime(fused: Path, roundoff: float, evaluated: str) -> list[str]:
     """A file that ONNX Runtime does not load is the user's to know, however right its numbers are.
 
-    Of half-precision models ONNX Runtime's CPU provider lacks many kernels, and there the float32 twin alone tells.
+    Of half-precision models ONNX Runtime's CPU provider lacks many kernels, and there the float32 twin alone tells; but
+    none may end the user's process.
 
     Args:
         evaluated: why ONNX Runtime did not load the twin, which ran in onnx's reference evaluator then.
     """
-    why = (roundoff == 1 and why_not_loaded(fused)) or evaluated
+    why = (why_not_loaded(fused) if roundoff == 1 else crash_of(fused)) or evaluated
     if not why:
         return []
     compared = "it was compared in onnx's reference evaluator" if evaluated else "a copy of it was compared"

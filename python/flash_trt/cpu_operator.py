@@ -13,6 +13,7 @@ from typing import Any
 
 import onnxruntime
 
+from flash_export import runtime_defects
 from flash_export.errors import MissingHere, UsageError
 from flash_trt import native, node_faults, onnx_file
 from flash_trt.ort_errors import cannot_load
@@ -81,7 +82,12 @@ def session(path: str | Path, **options: Any) -> onnxruntime.InferenceSession:
         _set(settings, name, value)
     _register(settings)
     try:
-        return onnxruntime.InferenceSession(str(model), settings, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(
+            str(model),
+            settings,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=runtime_defects.disabled_optimizers(model),
+        )
     except Exception as error:  # ONNX Runtime's errors share no other base
         raise node_faults.dtype_fault(model) or cannot_load(model, error) from error
 

@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from flash_export import runtime_defects
 from flash_export.errors import MissingHere, UserError
 from flash_export.op import OPERATORS
 from flash_export.requirements import pip_install
@@ -148,7 +149,12 @@ def _plain(path: Path, cuda: bool, options: dict[str, Any]) -> onnxruntime.Infer
     settings = cpu_operator.onnx_settings()
     for name, value in options.items():
         setattr(settings, name, value)
-    return onnxruntime.InferenceSession(str(path), settings, providers=[_CUDA, _CPU] if cuda else [_CPU])
+    return onnxruntime.InferenceSession(
+        str(path),
+        settings,
+        providers=[_CUDA, _CPU] if cuda else [_CPU],
+        disabled_optimizers=runtime_defects.disabled_optimizers(path),
+    )
 
 
 def _to_ort(array: np.ndarray) -> onnxruntime.OrtValue:
