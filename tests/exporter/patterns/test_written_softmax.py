@@ -17,6 +17,16 @@ FORMS = {
     "quotient": LEVEL + SUM + "p = Div (e, sum)\n out = MatMul (p, v)\n",
     "quotient of the product": LEVEL + SUM + "u = MatMul (e, v)\n out = Div (u, sum)\n",
     "softmax off by one": LEVEL + SUM + "more = Add (sum, half)\n p = Div (e, more)\n out = MatMul (p, v)\n",
+    "logarithm of the sum": "z = ReduceLogSumExp <keepdims = 1> (scaled, m1)\n l = Sub (scaled, z)\n p = Exp (l)\n"
+    " out = MatMul (p, v)\n",
+    "quotient by it": "z = ReduceLogSumExp <keepdims = 1> (scaled, m1)\n e = Exp (scaled)\n sum = Exp (z)\n"
+    " p = Div (e, sum)\n out = MatMul (p, v)\n",
+    "its negative, of no axis": "z = ReduceLogSumExp <keepdims = 0> (scaled, m1)\n n = Neg (z)\n"
+    " u = Unsqueeze (n, m1)\n l = Add (scaled, u)\n p = Exp (l)\n out = MatMul (p, v)\n",
+    "logarithm of the sum, written out": LEVEL + "z = ReduceLogSum <keepdims = 1> (e, m1)\n l = Sub (low, z)\n"
+    " p = Exp (l)\n out = MatMul (p, v)\n",
+    "all of it written out": LEVEL + SUM + "z = Log (sum)\n l = Sub (low, z)\n p = Exp (l)\n out = MatMul (p, v)\n",
+    "norm": LEVEL + "sum = ReduceL1 <keepdims = 1> (e, m1)\n p = Div (e, sum)\n out = MatMul (p, v)\n",
     "logarithm": "l = LogSoftmax <axis = -1> (scaled)\n p = Exp (l)\n out = MatMul (p, v)\n",
 }
 
@@ -33,6 +43,7 @@ def test_a_softmax_that_is_written_out_is_refused_by_name(name: str) -> None:
 
 
 OTHERS = {
+    "a logarithm of a sum beside it": "z = ReduceLogSumExp <keepdims = 1> (q, m1)\n l = Sub (q, z)\n out = Exp (l)\n",
     "an activation": "out = Exp (q)\n",
     "a classifier's head": "out = LogSoftmax <axis = -1> (q)\n",
     "exponentials between products": graphs.PRODUCT + "e = Exp (scaled)\n out = MatMul (e, v)\n",
