@@ -122,7 +122,7 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
         _check_outputs(options, read, runs=1)
     _warn_of_weak_comparisons(fused, reference, talk)
     with talk.step("draw", "inputs"):
-        planned = plan_runs(options.inputs, reference, engine_file.read(options.fused) if fused is None else None)
+        planned = plan_runs(options.inputs, reference, engine_file.read(options.fused) if fused is None else None, talk)
         _check_outputs(options, read, runs=len(planned))
         if first := _saved_as(options, 0):
             tensor_files.check(first, {name: array.dtype for name, array in planned[0][0].feeds.items()})

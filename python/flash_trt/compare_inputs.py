@@ -8,13 +8,15 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 
 from flash_export.draw import PADDINGS, Padding, draw_inputs, dynamic_dims, sizes_to_try
 from flash_export.errors import UsageError
-from flash_export.input_roles import read_roles
+from flash_export.input_roles import fed_inputs, read_roles
+from flash_export.talk import Talk
 from flash_export.trials import Trial, read_values
-from flash_trt import engine_file, shape_agreement, shapes
+from flash_trt import engine_file, input_types, shape_agreement, shapes
 from flash_trt.engine_file import EngineFile
 from flash_trt.onnx_file import OnnxFile
 
@@ -37,7 +39,9 @@ class InputOptions:
     repeats: int = 2
 
 
-def plan_runs(options: InputOptions, reference: OnnxFile, engine: EngineFile | None = None) -> list[list[Trial]]:
+def plan_runs(
+    options: InputOptions, reference: OnnxFile, engine: EngineFile | None = None, talk: Talk | None = None
+) -> list[list[Trial]]:
     """The inputs of every run: ``values`` alone where given, else drawn ones.
 
     Drawn: three odd settings of the dynamic dims (of a static model: three seeds), ``repeats`` times, with paddings and
@@ -47,13 +51,23 @@ def plan_runs(options: InputOptions, reference: OnnxFile, engine: EngineFile | N
 
     Args:
         engine: one that runs as FUSED. Each of its profiles has settings of its own, inside its shapes.
+        talk: told of values that are not of the model's types.
 
     Raises:
         UsageError: a shape or the values do not fit the model or the engine, or an input cannot be drawn.
     """
     model = ir.load(reference.path, format="protobuf")
     if options.values is not None:
-        values = read_values(model, options.values)
+        given = read_values(model, options.values)
+        dtypes = {name: value.dtype.numpy() for name, value in fed_inputs(model).items() if value.dtype is not None}
+        values = {
+            name: array
+            if dtypes.get(name) == np.dtype(object)  # text
+            else input_types.typed(f"--values {options.values}, array {name}", array, dtypes.get(name))
+            for name, array in given.items()
+        }
+        if talk is not None:
+            input_types.warn(given, values, talk)
         for graph_input in reference.inputs:
             where = f"--values {options.values}, array {graph_input.name}"
             shapes.require_taken(where, graph_input, values[graph_input.name].shape, reference.dim_ranges)

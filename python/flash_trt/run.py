@@ -16,7 +16,17 @@ from flash_export.draw import draw_inputs, dynamic_dims
 from flash_export.errors import UsageError
 from flash_export.input_roles import fed_inputs
 from flash_export.talk import Talk
-from flash_trt import engine_file, engine_load, node_bodies, onnx_file, ort, shape_agreement, shapes, tensor_files
+from flash_trt import (
+    engine_file,
+    engine_load,
+    input_types,
+    node_bodies,
+    onnx_file,
+    ort,
+    shape_agreement,
+    shapes,
+    tensor_files,
+)
 from flash_trt.engine_session import EngineSession
 from flash_trt.onnx_file import OnnxFile
 from flash_trt.output import check_outputs, files_read
@@ -126,8 +136,11 @@ def _given_to(session: EngineSession, options: RunOptions, talk: Talk) -> dict[s
     given = tensor_files.read(options.inputs, dtypes)
     _require_names(options.inputs, given, set(dtypes))
     engine_file.require_shapes(engine_file.read(options.model), given)
-    typed = {name: _typed(name, array, dtypes[name], options.inputs) for name, array in given.items()}
-    _warn_of_types(given, typed, talk)
+    typed = {
+        name: input_types.typed(f"tensor {name} in {options.inputs}", array, dtypes[name])
+        for name, array in given.items()
+    }
+    input_types.warn(given, typed, talk)
     return typed
 
 
@@ -142,14 +155,16 @@ def _feeds(options: RunOptions, file: OnnxFile, model: ir.Model, talk: Talk) -> 
     dtypes = {name: value.dtype.numpy() for name, value in wanted.items() if value.dtype is not None}
     given = tensor_files.read(options.inputs, dtypes)
     _require_names(options.inputs, given, set(wanted))
-    typed = {name: _typed(name, given[name], dtypes.get(name), options.inputs) for name in wanted}
+    typed = {
+        name: input_types.typed(f"tensor {name} in {options.inputs}", given[name], dtypes.get(name)) for name in wanted
+    }
     for graph_input in file.inputs:
         where = f"tensor {graph_input.name} in {options.inputs}"
         shapes.require_taken(where, graph_input, typed[graph_input.name].shape, file.dim_ranges)
     shape_agreement.require_alike(
         str(options.inputs), file.inputs, {name: array.shape for name, array in typed.items()}
     )
-    _warn_of_types(given, typed, talk)
+    input_types.warn(given, typed, talk)
     _warn_of_nan(typed, talk)
     return typed, False
 
@@ -177,29 +192,6 @@ def _require_names(path: Path, given: Mapping[str, np.ndarray], wanted: set[str]
             need=f"exactly {', '.join(sorted(wanted))}",
             do="rename the tensors as the model spells its inputs",
         )
-
-
-def _typed(name: str, array: np.ndarray, dtype: np.dtype | None, path: Path) -> np.ndarray:
-    if dtype is None or array.dtype == dtype:
-        return array
-    if twin.is_float(array.dtype) and twin.is_float(dtype):
-        return twin.convert_array(array, dtype)
-    if array.dtype.kind in "biu" and dtype.kind in "biu" and np.array_equal(array.astype(dtype), array):
-        return array.astype(dtype)
-    raise UsageError(
-        "an input has another type than the model takes",
-        where=f"tensor {name} in {path}",
-        got=str(array.dtype),
-        need=str(dtype),
-        do=f"store it as {dtype}",
-    )
-
-
-def _warn_of_types(given: Mapping[str, np.ndarray], typed: Mapping[str, np.ndarray], talk: Talk) -> None:
-    """Tells of integers whose type is not the model's: their numbers are the same, but no session takes them so."""
-    for name, array in typed.items():
-        if array.dtype.kind in "biu" and given[name].dtype != array.dtype:
-            talk.warn(f"input {name} holds {given[name].dtype} where the model takes {array.dtype}: it is converted")
 
 
 def _warn_of_nan(feeds: Mapping[str, np.ndarray], talk: Talk) -> None:

@@ -86,15 +86,23 @@ def _from_json(data: bytes, dtypes: Mapping[str, np.dtype]) -> Tensors:
     for name, value in document.items():
         if isinstance(value, dict):
             dtype = _dtype(value["dtype"])
-            tensors[name] = _array(name, value["data"], dtype).reshape(value["shape"])
+            tensors[name] = _array(name, value["data"], dtype, named=True).reshape(value["shape"])
         else:
             tensors[name] = _array(name, value, dtypes.get(name))
     return tensors
 
 
-def _array(name: str, value: object, dtype: np.dtype | None) -> np.ndarray:
+def _array(name: str, value: object, dtype: np.dtype | None, *, named: bool = False) -> np.ndarray:
+    """``value`` in ``dtype``; in float64 where that would make numbers infinite, unless the file names the type."""
     if dtype is not None and dtype.kind not in "biu":
-        return np.array(value, np.float64).astype(dtype)  # "NaN" becomes a number in float64 alone
+        wide = np.array(value, np.float64)  # "NaN" becomes a number in float64 alone
+        with np.errstate(over="ignore"):
+            narrow = wide.astype(dtype)
+        if not (np.isinf(narrow) & np.isfinite(wide)).any():
+            return narrow
+        if named:
+            raise TypeError(f"{name!r} holds numbers beyond {dtype}")
+        return wide
     array = np.array(value)
     if array.dtype.kind not in "biuf":
         raise TypeError(f"{name!r} holds more than numbers, or larger ones than any type has")
