@@ -11,6 +11,7 @@ on the CPU the configuration names the operator library.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 import shlex
@@ -71,7 +72,7 @@ class _Served:
 
     ``provider`` are parameters of ONNX Runtime's TensorRT provider beside the library's path. ``profiles``: how many an
     engine has; the server takes the first alone unless it is told of the others. ``min_batch``: the smallest batch that
-    the shapes, or the file, hold.
+    the shapes, or the file, hold. ``read_as_shapes``: inputs whose numbers TensorRT computes shapes from.
     """
 
     platform: str
@@ -83,6 +84,7 @@ class _Served:
     provider: dict[str, str] = dataclasses.field(default_factory=dict)
     profiles: int = 0
     min_batch: int = 1
+    read_as_shapes: frozenset[str] = frozenset()
 
 
 def triton(options: TritonOptions, talk: Talk) -> Repository:
@@ -192,7 +194,16 @@ def _engine(options: TritonOptions, talk: Talk) -> _Served:
         _largest_batch(options, min(largest, default=None), talk),
         profiles=len(engine.profiles),
         min_batch=min(smallest, default=1),
+        read_as_shapes=frozenset(t.name for t in inputs if any(_holds_values(t, p) for p in engine.profiles)),
     )
+
+
+def _holds_values(tensor: GraphInput, profile: engine_file.Profile) -> bool:
+    """Whether ``profile`` holds values of ``tensor``, as where TensorRT reads it as a shape, and not its shape."""
+    if not tensor.may_hold_sizes or tensor.name not in profile:
+        return False
+    limits, dims = profile[tensor.name], [int(dim) for dim in tensor.dims]
+    return len(limits["min"]) == math.prod(dims) and not limits["min"] == limits["max"] == dims
 
 
 def _batch_range(file: OnnxFile) -> tuple[int, int] | None:
@@ -330,7 +341,9 @@ def config(name: str, served: _Served, options: TritonOptions) -> str:
     parts = [f"name: {_quoted(name)}", f"platform: {_quoted(served.platform)}"]
     parts.append(f"max_batch_size: {served.max_batch if batch else 0}")
     for side, tensors in (("input", served.inputs), ("output", served.outputs)):
-        parts += [f"{side} {{ {_tensor(tensor, skip=bool(batch))} }}" for tensor in tensors]
+        for tensor in tensors:
+            is_shape = " is_shape_tensor: true" if side == "input" and tensor.name in served.read_as_shapes else ""
+            parts.append(f"{side} {{ {_tensor(tensor, skip=bool(batch))}{is_shape} }}")
     chosen = "".join(f" profile: {_quoted(str(n))}" for n in range(served.profiles)) if served.profiles > 1 else ""
     parts.append(f"instance_group {{ count: {options.instances} kind: KIND_{options.device.upper()}{chosen} }}")
     if batch:

@@ -193,6 +193,22 @@ def test_a_smallest_batch_is_told_and_a_largest_one_below_it_is_refused(
     assert not (tmp_path / "s" / "m").exists()
 
 
+def test_an_input_of_numbers_that_the_engine_only_computes_with_is_no_shape(
+    schema: ModuleType, tmp_path: Path, flash_trt: Command
+) -> None:
+    ids = {"name": "ids", "dtype": onnx.TensorProto.INT64, "dims": ["batch", "seq"]}
+    unread = [{"name": name, "dtype": onnx.TensorProto.INT64, "dims": [3]} for name in ("a", "b")]
+    score = {"name": "score", "dtype": onnx.TensorProto.FLOAT, "dims": ["batch"]}
+    profile = {
+        "ids": {"min": [1, 1], "opt": [4, 128], "max": [6, 512]},
+        "b": {"min": [3], "opt": [3], "max": [3]},
+    }
+    told = {"inputs": [ids, *unread], "outputs": [score]}
+    engine = _engine(tmp_path / "m.engine", profiles=[profile], tensors=told)
+    assert flash_trt("triton", tmp_path / "r", engine) == EXIT_OK
+    assert not any(tensor.is_shape_tensor for tensor in _config(schema, tmp_path / "r" / "m").input)
+
+
 def test_a_smallest_batch_of_one_is_no_warning(
     tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -288,7 +304,9 @@ def test_values_that_tensorrt_reads_as_a_shape_are_no_batch(
     told = {"inputs": [ids, sizes], "outputs": [score]}
     engine = _engine(tmp_path / "m.engine", profiles=[profile], tensors=told)
     assert flash_trt("triton", tmp_path / "r", engine, "--max-batch", 6) == EXIT_OK
-    assert _config(schema, tmp_path / "r" / "m").max_batch_size == 0, "not every input has a batch"
+    config = _config(schema, tmp_path / "r" / "m")
+    assert config.max_batch_size == 0, "not every input has a batch"
+    assert {tensor.name: tensor.is_shape_tensor for tensor in config.input} == {"ids": False, "sizes": True}
     assert "--max-batch" not in capsys.readouterr().err, "6 is the largest batch of the one that has"
 
 
