@@ -182,6 +182,24 @@ def create_network(backend: Backend, builder: Any) -> Any:
     return builder.create_network(flags)
 
 
+def parse_targets(given: Sequence[str]) -> tuple[str, ...]:
+    """The names in every ``--target``, each once.
+
+    Raises:
+        UsageError: one is empty; no target at all would be all of them.
+    """
+    names = [name.strip().lower() for names in given for name in names.split(",")]
+    if "" in names:
+        raise UsageError(
+            "a target has no name",
+            where="--target",
+            got=", ".join(map(repr, given))[:200],
+            need="names of GPU generations with a comma between two, such as sm80,sm89",
+            do="name the targets, or leave --target out",
+        )
+    return tuple(dict.fromkeys(names))
+
+
 def check_targets(backend: Backend, targets: Sequence[str], served: Sequence[str]) -> None:
     """Refuses a target that is not among ``served``.
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from flash_export.help_text import Command, Group
 from flash_export.talk import Talk, plain, printable
-from flash_trt import __version__, engine_inspector, environment, inspect_file
+from flash_trt import __version__, backends, engine_inspector, environment, inspect_file
 from flash_trt.attention import attention_rows
 from flash_trt.backends import BackendChoice
 from flash_trt.bench import BenchOptions, Setting, Timing
@@ -101,9 +101,7 @@ def build(
         output=output or model.parent / f"{model.stem}.engine",
         backend=backend,
         shapes=tuple(shape or ()),
-        targets=tuple(
-            dict.fromkeys(n.strip().lower() for names in target or () for n in names.split(",") if n.strip())
-        ),
+        targets=backends.parse_targets(target or ()),
         embed_plugin=embed_plugin,
         timing_cache=timing_cache,
         allow_none=allow_none,

@@ -261,6 +261,17 @@ except MissingHere as error:
 """
 
 
+@pytest.mark.parametrize("given", ["", ",", "sm80,", " "])
+def test_a_target_without_a_name_is_refused(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    assert flash_trt("build", fused(tmp_path / "m.onnx"), "--target", given) == EXIT_USAGE
+    told = " ".join(capsys.readouterr().err.split())
+    assert "a target has no name" in told
+    assert repr(given) in told
+    assert not (tmp_path / "m.engine").exists()
+
+
 def test_a_build_without_the_plugin_does_not_take_the_function_body_silently(tmp_path: Path) -> None:
     model = fused(tmp_path / "m.onnx")
     ran = run_python(BUILD_WITHOUT_PLUGIN.format(model=str(model)))
