@@ -67,9 +67,13 @@ def _factors(node: ir.Node) -> Sequence[ir.Value | None] | None:
 
 
 def summed_product(node: ir.Node) -> bool:
-    """Whether ``node`` is one of a Mul of two tensors and the ReduceSum of what it makes: a product written out."""
+    """Whether ``node`` is one of a Mul of two tensors and the ReduceSum of what it makes: a product written out.
+
+    Nobody but its sum reads what a product adds up; who is divided by the sum is no product.
+    """
     if g.is_op(node, "Mul"):
-        return node.inputs[0] is not node.inputs[1] and any(g.is_op(n, "ReduceSum") for n in users(node.outputs[0]))
+        summed = [g.is_op(n, "ReduceSum") for n in users(node.outputs[0])]
+        return node.inputs[0] is not node.inputs[1] and summed == [True]
     above = _multiplied(node)
     return above is not None and above.inputs[0] is not above.inputs[1]
 
@@ -77,7 +81,7 @@ def summed_product(node: ir.Node) -> bool:
 def _multiplied(node: ir.Node) -> ir.Node | None:
     """The Mul whose result a ReduceSum adds up."""
     above = node.inputs[0].producer() if g.is_op(node, "ReduceSum") and node.inputs[0] is not None else None
-    return above if g.is_op(above, "Mul") else None
+    return above if g.is_op(above, "Mul") and len(users(above.outputs[0])) == 1 else None  # type: ignore[union-attr]
 
 
 def written_out(node: ir.Node) -> Refused:

@@ -17,6 +17,9 @@ from flash_export.patterns.quantized import QUANTIZE_AFTERWARDS, is_quantization
 from flash_export.patterns.scores import Expression
 from flash_export.region import Region, is_product, users
 
+_MOST_ON_A_SUM = 6
+"""Operators between a sum and the division by it: a number added, a lower bound, an axis put back."""
+
 _BELOW = ("Identity", "Dropout", "Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze")
 
 
@@ -57,6 +60,8 @@ def read_probabilities(anchor: ir.Node, region: Region) -> tuple[list[ir.Node], 
 def _shared(value: ir.Value, readers: list[ir.Node]) -> Exception:
     if not any(product_below(node) for node in readers):
         return NotAttention("the softmax's output enters no product")
+    if _normalized(value) is not None:
+        return _renormalized(value.producer(), "the probabilities are")
     others = ", ".join(n.op_type for n in readers if not is_product(n))
     # A reader with a product below it is a layout operator on the way to V, or another layer.
     outputs = g.for_outputs([value], [n for n in readers if is_product(n) or product_below(n)])
@@ -75,6 +80,8 @@ def _changed(value: ir.Value, node: ir.Node) -> Exception:
         return NotAttention("the softmax's output enters no product")
     if summed_product(node):
         return written_out(node)
+    if _normalized(node.outputs[0]) is not None:
+        return _renormalized(node, f"{node.op_type} changes the probabilities, and the result is")
     if is_quantization(node) or quantized_factors(node) is not None:
         return Refused("quantized", f"{node.op_type} follows the softmax", node, QUANTIZE_AFTERWARDS)
     if trains(node):
@@ -84,6 +91,31 @@ def _changed(value: ir.Value, node: ir.Node) -> Exception:
         f"{node.op_type} changes the probabilities between the softmax and the product with V",
         node,
         "attention whose probabilities are changed has no fused form; it stays in standard operators",
+    )
+
+
+def _normalized(value: ir.Value) -> ir.Node | None:
+    """The Div of ``value`` by its own sum, which something small may be added to."""
+    sums = [n for n in users(value) if g.is_op(n, "ReduceSum", "ReduceL1")]
+    for node in users(value):
+        if g.is_op(node, "Div") and node.inputs[0] is value and node.inputs[1] is not None:
+            above = node.inputs[1].producer()
+            for _ in range(_MOST_ON_A_SUM):
+                if above is None or above in sums:
+                    break
+                above = next((v.producer() for v in above.inputs if v is not None and not g.is_weight(v)), None)
+            if above in sums:
+                return node
+    return None
+
+
+def _renormalized(node: ir.Node | None, what: str) -> Refused:
+    return Refused(
+        "probabilities_changed",
+        f"{what} divided by the sum of each row once more",
+        node,
+        "where that hides keys, mask the scores with minus infinity instead, and let the softmax alone make each row's"
+        " sum 1; anything else stays in standard operators",
     )
 
 
