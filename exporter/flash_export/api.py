@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from flash_export import interrupt, pipeline
+from flash_export.errors import UsageError
 from flash_export.load import Loaded
 from flash_export.options import DtypeName, InputSpec, ModelSpec, Options
 from flash_export.save import Saved
@@ -96,6 +97,7 @@ def export(
     Raises:
         flash_export.errors.UserError: one of its kinds, as the command's exit codes.
     """
+    _require_paths(output=output, values=values, report=report)
     options = Options(
         source=Path(source) if isinstance(source, (str, os.PathLike)) else Path(type(source).__name__),
         output=None if output is None else Path(output),
@@ -145,6 +147,7 @@ def rewrite(
     Raises:
         flash_export.errors.UserError: one of its kinds, as the command's exit codes.
     """
+    _require_paths(output=output, values=values, report=report)
     with _as_file(model) as (path, loaded):
         options = Options(
             source=path,
@@ -158,6 +161,18 @@ def rewrite(
             report=None if report is None else Path(report),
         )
         return _run(options, loaded)
+
+
+def _require_paths(**given: object) -> None:
+    for name, value in given.items():
+        if value is not None and not isinstance(value, (str, os.PathLike)):
+            raise UsageError(
+                f"{name} is no path",
+                where="flash_export",
+                got=f"{name} of type {type(value).__name__}",
+                need="a str or a path" + (", of an .npz file with an array for each input" if name == "values" else ""),
+                do="write the arrays with numpy.savez and give the file's path" if name == "values" else "give a path",
+            )
 
 
 @contextlib.contextmanager

@@ -31,6 +31,10 @@ def opened(source: object, example_inputs: object, dynamic_shapes: object, optio
         UsageError: neither a module nor a program, one in training mode, or inputs that do not fit.
     """
     path = Path(type(source).__name__)
+    if options.kv_cache:
+        need = "the folder of a causal language model, as save_pretrained writes it"
+        do = "save it there and give its path, or write past keys and values as inputs of a forward of your own"
+        raise _wrong("kv_cache needs a Hugging Face folder", "what is in memory", need, do)
     if isinstance(source, torch.export.ExportedProgram):
         refuse_flags(options, "exported_program")
         if example_inputs is not None or dynamic_shapes is not None:

@@ -63,6 +63,8 @@ def tensor_of(attribute: ir.Attr) -> ir.TensorProtocol:
 
 def _constant_node(node: ir.Node) -> np.ndarray | None:
     for name, attribute in node.attributes.items():
+        if attribute.is_ref():  # inside a function: each of its calls gives a number of its own
+            return None
         if name == "value":
             tensor = tensor_of(attribute)
             return None if tensor.size > MAX_CONSTANT_ELEMENTS else np.asarray(tensor.numpy())

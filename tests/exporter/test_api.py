@@ -136,6 +136,22 @@ def test_inputs_that_do_not_fit_are_named(inputs: object, dims: object, text: st
         flash_export.export(block(), inputs, dynamic_shapes=dims)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({"kv_cache": True}, "kv_cache needs a Hugging Face folder"),
+        ({"values": {"x": torch.ones(2, 7, 24).numpy()}}, "values is no path"),
+        ({"output": 3}, "output is no path"),
+        ({"report": True}, "report is no path"),
+    ],
+)
+def test_a_flag_that_cannot_hold_is_never_passed_over(flags: dict[str, object], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        flash_export.export(block(), torch.ones(2, 7, 24), **flags)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=text):
+        flash_export.export(torch.export.export(block(), (torch.ones(2, 7, 24),)), **flags)  # type: ignore[arg-type]
+
+
 class Padded(torch.nn.Module):
     """Adds padding to hidden states: both have one length."""
 

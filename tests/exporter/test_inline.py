@@ -12,6 +12,7 @@ import onnx_ir as ir
 import pytest
 from exporter.torch_exports import run
 
+import flash_export
 from flash_export import pipeline
 from flash_export.errors import NumbersDiffer
 from flash_export.find import find
@@ -200,3 +201,17 @@ def test_a_large_constant_of_a_body_is_kept_once() -> None:
     inline(model, PATTERNS)
     large = [n for n in ir.to_proto(model).graph.node if n.op_type == "Constant" and n.attribute[0].t.ByteSize() > 1024]
     assert len(large) == 1
+
+
+def test_a_number_that_each_call_of_a_function_gives_is_no_constant() -> None:
+    """``value_int = @n`` has no value of its own in the function."""
+    function = onnx.parser.parse_function(
+        '<domain: "acme", opset_import: ["" : 18]> F <n> (x) => (y) { c = Constant <value_int: int = @n> ()\n'
+        "s = Cast <to = 1> (c)\n p = Mul (x, s)\n y = Softmax <axis = -1> (p) }"
+    )
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["b", 8]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("F", ["x"], ["y"], domain="acme", n=2)], "g", [x], [y])
+    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("acme", 1)]
+    model = onnx.helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=9)
+    result = flash_export.rewrite(model, allow_none=True)
+    assert not result.fused
