@@ -146,8 +146,7 @@ def write_engine(path: Path, plan: bytes, sidecar: Mapping[str, Any]) -> None:
         MissingHere: the disk is full.
     """
     with alone_in(path.parent):
-        write_atomically(path, plan)
-        write_atomically(sidecar_path(path), json.dumps(sidecar, indent=2).encode() + b"\n")
+        _write_together({path: plan, sidecar_path(path): json.dumps(sidecar, indent=2).encode() + b"\n"})
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -156,14 +155,27 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         MissingHere: the disk is full, or files may not become as large; what was at ``path`` is still there.
     """
-    try:
-        with interrupt.temporary_file(path.parent) as temporary:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.chmod(0o644)
+    _write_together({path: data})
+
+
+def _write_together(contents: Mapping[Path, bytes]) -> None:
+    """As ``write_atomically`` for files that go together: all are finished before the first is renamed."""
+    with contextlib.ExitStack() as stack:
+        finished = {path: _written_beside(path, data, stack) for path, data in contents.items()}
+        for path, temporary in finished.items():
             temporary.replace(path)
+
+
+def _written_beside(path: Path, data: bytes, stack: contextlib.ExitStack) -> Path:
+    """A file with ``data`` in the folder of ``path``, which ``stack`` removes."""
+    try:
+        temporary = stack.enter_context(interrupt.temporary_file(path.parent))
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        return temporary
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise

@@ -18,7 +18,8 @@ import pytest
 from python.attention_models import HALF, fused, unfused
 
 from flash_export import command
-from flash_export.errors import EXIT_MISSING, EXIT_OK
+from flash_export.errors import EXIT_MISSING, EXIT_OK, MissingHere
+from flash_trt import output
 from flash_trt.cli import app
 
 PARTS = ("\n  where ", "\n  got   ", "\n  need  ", "\n  do    ")
@@ -63,6 +64,24 @@ def test_a_command_whose_files_get_no_room_ends_with_5_and_leaves_all_as_it_was(
     assert "Traceback" not in done.stderr
     assert _contents(tmp_path) == before
     assert _limited(tmp_path, words.replace("out.npz", "new.npz"), resource.RLIM_INFINITY).returncode == EXIT_OK
+
+
+def test_an_engine_whose_sidecar_gets_no_room_is_not_written_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full between the two: an engine without its own sidecar would be refused from then on."""
+    output.write_engine(tmp_path / "m.engine", b"ftrt old", {"of": "old"})
+    before, synced = _contents(tmp_path), []
+
+    def fsync(descriptor: int) -> None:
+        synced.append(descriptor)
+        if len(synced) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(output.os, "fsync", fsync)
+    with pytest.raises(MissingHere, match="disk is full"):
+        output.write_engine(tmp_path / "m.engine", b"ftrt new", {"of": "new"})
+    assert _contents(tmp_path) == before
 
 
 @pytest.mark.parametrize(
