@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -14,15 +15,19 @@ PLAN_MAGIC = (b"ftrt", b"ptrt", b"vtrt")
 MODEL_SUFFIXES = (".onnx", ".pt", ".pth", ".pt2", ".safetensors")
 """Names of models that are no engines."""
 
-Kind = Literal["engine", "arrays", "pytorch", "safetensors", ""]
+Kind = Literal["engine", "arrays", "array", "pytorch", "zip", "safetensors", ""]
 
 SPELLED: dict[Kind, str] = {
     "engine": "a TensorRT engine",
     "arrays": "NumPy arrays",
+    "array": "a NumPy array",
     "pytorch": "a file of PyTorch",
+    "zip": "a zip archive",
     "safetensors": "a file of safetensors",
 }
 _ZIP = b"PK\x03\x04"
+_PYTORCH = re.compile(rb"/(data\.pkl|archive_format|version|byteorder|data/.+|code/.+)$")
+"""What torch.save, TorchScript and torch.export begin their archives with, below a folder of the archive's name."""
 _ZIP_NAME = 30
 """Where the name of a zip file's first member begins."""
 
@@ -38,9 +43,9 @@ def kind_of(path: Path) -> Kind:
         return "engine"
     if head.startswith(_ZIP):
         member = head[_ZIP_NAME : _ZIP_NAME + int.from_bytes(head[26:28], "little")]
-        return "arrays" if member.endswith(b".npy") else "pytorch"
+        return "arrays" if member.endswith(b".npy") else "pytorch" if _PYTORCH.search(member) else "zip"
     if head.startswith(b"\x93NUMPY"):
-        return "arrays"
+        return "array"
     if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05":  # a pickle
         return "pytorch" if len(head) > 1 else ""
     return "safetensors" if head[4:9] == b"\0\0\0\0{" else ""

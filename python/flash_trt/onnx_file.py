@@ -204,6 +204,8 @@ def _require_known_operators(path: Path, proto: onnx.ModelProto) -> None:
 _INSTEAD: dict[file_kinds.Kind, str] = {
     "engine": "give the .onnx that it was built from; flash-trt run and flash_trt.open_engine take the engine itself",
     "arrays": "give the model; arrays are what --inputs and --values take",
+    "array": "give the model; --inputs takes arrays with names, as numpy.savez(FILE, **{name: array}) writes them",
+    "zip": "give the model; where it lies in this archive, unpack it first",
     "pytorch": "run flash-export on it first, which makes an .onnx of a model of PyTorch",
     "safetensors": "run flash-export on the model's folder first, which makes an .onnx of it",
 }

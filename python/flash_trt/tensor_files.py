@@ -26,6 +26,7 @@ Tensors = dict[str, np.ndarray]
 
 _SUFFIXES = (".npz", ".safetensors", ".json")
 _METADATA = "__metadata__"
+_ONE_ARRAY = b"\x93NUMPY"
 _SAFETENSORS = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
     "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
@@ -53,6 +54,8 @@ def read(path: Path, dtypes: Mapping[str, np.dtype] | None = None) -> Tensors:
         # The length of a header, where a JSON file has text: a number far beyond any file's length.
         if data[8:9] == b"{" and int.from_bytes(data[:8], "little") <= len(data):
             return {name: _from_safetensors(tensor) for name, tensor in safetensors.deserialize(data)}
+        if data.startswith(_ONE_ARRAY):
+            raise TypeError("one array without a name, an .npy file")
         return _from_json(data, dtypes or {})
     # A broken file makes each reader raise what it likes; UnicodeDecodeError and JSONDecodeError are ValueErrors.
     except (OSError, ValueError, TypeError, KeyError, EOFError, OverflowError, RecursionError) as error:
@@ -79,7 +82,7 @@ def _from_safetensors(tensor: Mapping[str, Any]) -> np.ndarray:
 
 
 def _from_json(data: bytes, dtypes: Mapping[str, np.dtype]) -> Tensors:
-    document = json.loads(data.decode())
+    document = json.loads(data.decode(), object_pairs_hook=_object)
     if not isinstance(document, dict):
         raise TypeError(f"a {type(document).__name__} where an object {{name: tensor}} is needed")
     tensors = {}
@@ -90,6 +93,15 @@ def _from_json(data: bytes, dtypes: Mapping[str, np.dtype]) -> Tensors:
         else:
             tensors[name] = _array(name, value, dtypes.get(name))
     return tensors
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The JSON object of ``pairs``; Python's own reader would take the last of two with one name."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise TypeError(f"two values are named {next(name for name in names if names.count(name) > 1)!r}")
+    return made
 
 
 def _array(name: str, value: object, dtype: np.dtype | None, *, named: bool = False) -> np.ndarray:

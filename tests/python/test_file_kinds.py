@@ -20,12 +20,25 @@ from flash_trt.file_kinds import Kind, kind_of
 Command = Callable[..., int]
 
 
+ZIPS = {
+    "pickle in a zip": "net/data.pkl",
+    "TorchScript": "net/data/0",
+    "pt2": "net/archive_format",
+    "weights of a pt2": "net/data/weights/weight_0",
+    "zip": "words.txt",
+    "zip of a folder": "folder/model.onnx",
+}
+
+
 def _write(folder: Path, kind: str) -> Path:
     """A file of this kind, as its own program begins it, whose name does not tell."""
     path = folder / "other.file"
-    if kind in ("zip", "pt2"):
+    if kind in ZIPS:
         with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("net/data.pkl" if kind == "zip" else "net/archive_format", b"pt2")
+            archive.writestr(ZIPS[kind], b"pt2")
+    elif kind == "array":
+        with path.open("wb") as file:
+            np.save(file, np.zeros(3))
     elif kind == "arrays":
         with path.open("wb") as file:
             np.savez(file, x=np.zeros(3))
@@ -42,8 +55,13 @@ def _write(folder: Path, kind: str) -> Path:
 
 
 KINDS: dict[str, tuple[Kind, str]] = {
-    "zip": ("pytorch", "run flash-export on it first"),
+    "pickle in a zip": ("pytorch", "run flash-export on it first"),
+    "TorchScript": ("pytorch", "run flash-export on it first"),
     "pt2": ("pytorch", "run flash-export on it first"),
+    "weights of a pt2": ("pytorch", "run flash-export on it first"),
+    "zip": ("zip", "unpack it first"),
+    "zip of a folder": ("zip", "unpack it first"),
+    "array": ("array", "numpy.savez"),
     "pickle": ("pytorch", "run flash-export on it first"),
     "safetensors": ("safetensors", "run flash-export on the model's folder first"),
     "arrays": ("arrays", "--inputs"),

@@ -137,3 +137,25 @@ def test_a_missing_file_and_an_unknown_suffix_are_refused(tmp_path: Path) -> Non
         tensor_files.read(tmp_path / "none.npz")
     with pytest.raises(UsageError, match=r"\.npz, \.safetensors, \.json"):
         tensor_files.write(tmp_path / "x.pt", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "twice"),
+    [
+        ('{"x": [1], "y": [2], "x": [3]}', "x"),
+        ('{"x": {"dtype": "int8", "data": [1], "shape": [1], "data": [2]}}', "data"),
+    ],
+)
+def test_json_with_one_name_twice_is_refused_by_that_name(tmp_path: Path, text: str, twice: str) -> None:
+    (tmp_path / "t.json").write_text(text)
+    with pytest.raises(UsageError) as caught:
+        tensor_files.read(tmp_path / "t.json")
+    assert f"two values are named '{twice}'" in caught.value.got
+
+
+def test_one_array_without_a_name_is_named_as_what_it_is(tmp_path: Path) -> None:
+    np.save(tmp_path / "t.npy", np.zeros(3))
+    with pytest.raises(UsageError) as caught:
+        tensor_files.read(tmp_path / "t.npy")
+    assert ".npy" in caught.value.got
+    assert "numpy.savez" in caught.value.do
