@@ -12,7 +12,7 @@ import numpy as np
 
 from flash_export import twin
 from flash_export.errors import MissingHere, UnsupportedModel, UsageError
-from flash_trt import cuda, engine_file, engine_load, engine_profiles, onnx_file, plan
+from flash_trt import cuda, engine_load, engine_profiles, onnx_file, plan
 from flash_trt.engine_load import LoadedEngine
 
 _DTYPES: dict[str, type] = {
@@ -48,14 +48,15 @@ def open_engine(path: str | Path, *, trusted: bool = False, cuda_graph: bool = F
 
 
 def why_not_here(path: str | Path) -> str:
-    """Why no GPU here runs an engine, in words; empty where one does.
+    """What an engine lacks here, in words: a GPU that it was built for, its TensorRT, or our plugin; empty for nothing.
+
+    Nothing of the engine runs, so whether it is to be trusted is not asked: ``open_engine`` does.
 
     Raises:
         UsageError: no such file, or no engine.
-        UnsafeInput: its sidecar is broken.
     """
     try:
-        engine_file.require_gpu(engine_file.read(onnx_file.path_of(path)))
+        engine_load.admit(onnx_file.path_of(path), trusted=True)
     except MissingHere as error:
         return f"{error.got}; it needs {error.need}"
     return ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -21,7 +22,7 @@ from python.fake_cuda import COPY_MS, HOST, TRT, WORK_MS, FakeEngine, FakeRuntim
 
 import flash_trt
 from flash_export.errors import EXIT_MISSING, EXIT_OK, EXIT_USAGE, MissingHere, UnsupportedModel, UsageError
-from flash_trt import cuda, engine_load, gpu
+from flash_trt import backends, cuda, engine_load, gpu, plugin_library
 from flash_trt.backends import Backend
 from flash_trt.engine_file import EngineFile
 from flash_trt.engine_load import LoadedEngine
@@ -124,7 +125,26 @@ def test_why_an_engine_is_not_run_here_is_told(
     path.write_bytes(b"ftrt")
     monkeypatch.setattr(gpu, "devices", lambda: [gpu.Device("a GPU", sm, 2**34) for sm in here])
     monkeypatch.setattr(EngineFile, "targets", ["sm80", "sm89"])
+    monkeypatch.setattr(backends, "load", lambda name: None)
+    monkeypatch.setattr(plugin_library, "load", lambda backend: SimpleNamespace(operators={}))
     assert flash_trt.why_not_here(str(path)) == why
+
+
+def test_a_tensorrt_or_a_plugin_that_is_not_here_is_why_an_engine_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.engine"
+    path.write_bytes(b"ftrt")
+    monkeypatch.setattr(gpu, "devices", lambda: [gpu.Device("a GPU", "sm80", 2**34)])
+
+    def missing(_: object) -> None:
+        raise MissingHere("x", where="x", got="nothing", need="the thing", do="x")
+
+    monkeypatch.setattr(backends, "load", missing)
+    assert flash_trt.why_not_here(path) == "nothing; it needs the thing"
+    monkeypatch.setattr(backends, "load", lambda name: None)
+    monkeypatch.setattr(plugin_library, "load", missing)
+    assert flash_trt.why_not_here(path) == "nothing; it needs the thing"
 
 
 @GRAPH
