@@ -25,6 +25,7 @@ from flash_trt.compare import CompareOptions
 from flash_trt.compare import compare as compare_step
 from flash_trt.compare_inputs import InputOptions
 from flash_trt.engine_file import Profile, spell_profile
+from flash_trt.examples import epilog
 from flash_trt.output import sidecar_path
 from flash_trt.run import Place, RunOptions, RunResult
 from flash_trt.run import run as run_step
@@ -59,7 +60,7 @@ def _flash_trt(
     pass
 
 
-@app.command(cls=Command)
+@app.command(cls=Command, epilog=epilog("build"))
 def build(
     model: Annotated[Path, typer.Argument(help="ONNX file with FlashAttention nodes.", show_default=False)],
     output: Annotated[
@@ -145,7 +146,7 @@ def _profile_rows(profiles: list[Profile]) -> dict[str, str]:
     return dict(zip(names, map(spell_profile, profiles), strict=True)) if profiles else {"shapes": "static"}
 
 
-@app.command(cls=Command)
+@app.command(cls=Command, epilog=epilog("run"))
 def run(
     model: Annotated[
         Path, typer.Argument(help="An ONNX file, fused or not, or an engine (on a GPU).", show_default=False)
@@ -197,7 +198,7 @@ def _run_table(result: RunResult) -> Table:
     return table
 
 
-@app.command(cls=Command)
+@app.command(cls=Command, epilog=epilog("compare"))
 def compare(
     fused: Annotated[Path, typer.Argument(help="The fused ONNX file, or its engine (on a GPU).", show_default=False)],
     reference: Annotated[
@@ -240,7 +241,7 @@ def compare(
     return 0
 
 
-@app.command(cls=Command)
+@app.command(cls=Command, epilog=epilog("bench"))
 def bench(
     models: Annotated[
         list[Path], typer.Argument(help="ONNX files and engines; the last is the baseline.", show_default=False)
@@ -293,7 +294,7 @@ def _spell_speedup(setting: Setting, timing: Timing) -> str:
     return told if setting.is_told(timing) else f"not told: {told}"
 
 
-@app.command(cls=Command)
+@app.command(cls=Command, epilog=epilog("triton"))
 def triton(
     repository: Annotated[Path, typer.Argument(metavar="DIR", help="The model repository.", show_default=False)],
     model: Annotated[Path, typer.Argument(help="An engine of TensorRT, or an ONNX file.", show_default=False)],
@@ -325,7 +326,7 @@ def triton(
     return 0
 
 
-@app.command(cls=Command)
+@app.command(cls=Command, epilog=epilog("inspect"))
 def inspect(
     file: Annotated[Path, typer.Argument(help="An engine, its sidecar, or an ONNX file.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
@@ -340,7 +341,7 @@ def inspect(
     return 0
 
 
-@app.command(cls=Command)
+@app.command(cls=Command, epilog=epilog("env"))
 def env(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for a bug report.")] = False,
 ) -> int:

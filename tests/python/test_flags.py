@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 from python.attention_models import fused, unfused
 
 from flash_export.errors import EXIT_OK, EXIT_USAGE
@@ -77,3 +78,17 @@ def test_the_help_shows_flags_without_a_value(
     said = capsys.readouterr().out
     assert "--help" in said
     assert "<bool>" not in said
+
+
+@pytest.mark.parametrize("name", ["build", "run", "compare", "bench", "triton", "inspect", "env"])
+def test_the_help_of_each_command_shows_a_line_that_it_takes(
+    flash_trt: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert flash_trt(name, "--help") == EXIT_OK
+    _, _, example = " ".join(capsys.readouterr().out.split()).partition("Example ")
+    words = example.split()
+    assert words[:2] == ["flash-trt", name]
+    group = typer.main.get_command(cli.app)
+    assert isinstance(group, typer.core.TyperGroup)
+    group.commands[name].make_context(name, words[2:])  # refuses a flag that is none, or a value that is none
