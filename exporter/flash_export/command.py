@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import logging
 import platform
 import sys
@@ -35,6 +36,8 @@ def run(app: typer.Typer | Callable[[], int], arguments: Sequence[str] | None = 
         arguments: what follows the command's name; None reads ``sys.argv``.
     """
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it tells of files that it reads all the same
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name that it cannot spell is escaped, as by stderr
     try:
         if isinstance(app, typer.Typer):
             name = typer.main.get_command(app).name or "flash-export"

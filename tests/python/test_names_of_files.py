@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,3 +80,14 @@ def test_a_name_that_is_no_text_is_told_of(
     assert flash_trt(command_, path) == EXIT_USAGE
     assert "no text in this locale" in capsys.readouterr().err
     assert command.run(cli.app, [str(path)]) == EXIT_USAGE
+
+
+@pytest.mark.parametrize("words", ["inspect", "run --on cpu", "build --target sm80"])
+def test_a_name_that_the_output_cannot_spell_is_escaped_there(files: Path, words: str) -> None:
+    (files / "nä❤.onnx").write_bytes((files / "m.onnx").read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-m", "flash_trt", *words.split(), "nä❤.onnx"],
+        env=os.environ | {"PYTHONIOENCODING": "ascii"}, cwd=files, capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == EXIT_OK, done.stderr
+    assert (rb"n\xe4\u2764" in done.stdout) is (words != "run --on cpu")
