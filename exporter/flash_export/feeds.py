@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -14,9 +14,10 @@ from flash_export import graph as g
 from flash_export.arrange import Move, arrange
 from flash_export.canonical import Attention, Refused, Side
 from flash_export.dims import ONE, Dim, Shape
-from flash_export.layout import Axis, follow, leaves, unify
+from flash_export.layout import Axes, Axis, Chain, follow, leaves, unify
 from flash_export.masks import BiasPart
 from flash_export.region import Region
+from flash_export.whole_batch import over_batch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,10 +57,21 @@ class Heads:
     kv_heads: Axis
 
 
-def bias_of(part: BiasPart, heads: Heads, rows: Axis, columns: Axis, dtype: ir.DataType, region: Region) -> BiasFeed:
-    """One part of the bias at rank 4; it is fp32 beside fp16 where its fill does not fit that."""
+def bias_of(
+    part: BiasPart,
+    heads: Heads,
+    rows: Axis,
+    columns: Axis,
+    dtype: ir.DataType,
+    region: Region,
+    sources: Sequence[Chain] = (),
+) -> BiasFeed:
+    """One part of the bias at rank 4; it is fp32 beside fp16 where its fill does not fit that.
+
+    With ``sources``, the operands, a mask of a part of the batch is expanded to all of it.
+    """
     values = [part.added] if part.added is not None else [literal.value for literal in part.literals]
-    feeds = tuple(_bias_feed(v, part, heads, rows, columns, region) for v in values)
+    feeds = tuple(_bias_feed(v, part, heads, rows, columns, region, sources) for v in values)
     own = region.shapes.dtype(part.added) if part.added is not None else None
     if own is None:
         # finfo.min of fp32 does not fit fp16; a bias may be fp32 beside an fp16 query.
@@ -69,7 +81,15 @@ def bias_of(part: BiasPart, heads: Heads, rows: Axis, columns: Axis, dtype: ir.D
     return BiasFeed(feeds, keeps, part.fill, part.factor, own, part.overrides)
 
 
-def _bias_feed(value: ir.Value, part: BiasPart, heads: Heads, rows: Axis, columns: Axis, region: Region) -> Feed:
+def _bias_feed(
+    value: ir.Value,
+    part: BiasPart,
+    heads: Heads,
+    rows: Axis,
+    columns: Axis,
+    region: Region,
+    sources: Sequence[Chain],
+) -> Feed:
     """The mask at rank 4, ``[batch or 1, heads or 1, Sq or 1, Skv or 1]``, without the lengths an Expand gave it."""
     chain = follow(value, region.shapes, scalar=None)
     aligned = chain is not None and len(chain.last) <= len(part.axes)
@@ -78,14 +98,25 @@ def _bias_feed(value: ir.Value, part: BiasPart, heads: Heads, rows: Axis, column
             aligned = aligned and (not leaves(own) or (bool(leaves(scores)) and unify(scores, own, region.shapes)))
     if chain is None or not aligned:
         raise _unfit(value, part, "its shape does not broadcast to the scores'")
+    groups = [leaves(x) for x in (heads.batch, heads.heads, rows, columns)]
     for index, candidate in enumerate(chain.values):
-        held = {id(a) for axis in chain.axes[index] for a in leaves(axis)}
-        groups = [leaves(x) for x in (heads.batch, heads.heads, rows, columns)]
-        wanted = [axis if any(id(a) in held for a in axis) else [] for axis in groups]
+        wanted = _held_of(groups, chain.axes[index])
         moves = arrange(chain.axes[index], wanted)
         if moves is not None and region.shapes.dtype(candidate) == region.shapes.dtype(value):
             return Feed(candidate, tuple(moves))
+    whole = None
+    if sources:
+        whole = over_batch(value, chain.last, part.axes, heads.batch, sources, region)
+    moves = None if whole is None else arrange(whole.last, _held_of(groups, whole.last))
+    if whole is not None and moves is not None:
+        return Feed(whole.values[-1], tuple(moves))
     raise _unfit(value, part, "its axes are neither full nor 1 along batch, heads, queries and keys")
+
+
+def _held_of(groups: Axes, axes: Axes) -> Axes:
+    """The groups of which ``axes`` have anything, the others empty."""
+    held = {id(a) for axis in axes for a in leaves(axis)}
+    return [group if any(id(a) in held for a in group) else [] for group in groups]
 
 
 def lengths_of(side: Side | None, heads: Heads, region: Region) -> Feed | None:

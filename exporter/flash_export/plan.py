@@ -15,6 +15,7 @@ import onnx_ir as ir
 from flash_export import graph as g
 from flash_export.arrange import MOVE_COST, Move, arrange
 from flash_export.canonical import Attention, Refused
+from flash_export.drafts import is_draft
 from flash_export.feeds import BiasFeed, Feed, Heads, bias_of, bias_shape_of, lengths_of, sinks_of
 from flash_export.layout import Axes, Axis, Chain, leaves, size_of
 from flash_export.masks import MaskPlan, plan_masks
@@ -41,6 +42,9 @@ SPLIT_COST = 8.0
 
 MERGED_COST = 2.0
 """Batch and heads as one axis hide the heads from kernels and reports; only where nothing else fits."""
+
+EXPANDED_COST = 1.0
+"""A mask that is written for the whole batch; only where nothing else fits, and then of as few masks as can be."""
 
 UNLIKELY_COST = 0.5
 """A reading that is less likely must save more than reshapes: it takes heads for the query length."""
@@ -117,18 +121,25 @@ def _cheapest(attention: Attention, region: Region) -> tuple[float, Plan]:
     masks = plan_masks(attention, region)
     best: tuple[float, Plan] | None = None
     refusal: Refused | None = None
-    for dtype in _dtypes(attention, region):
-        for heads in _partitions(attention):
-            for layout in (LAYOUT_BSHD, LAYOUT_BHSD):
-                try:
-                    candidate = _candidate(attention, masks, heads, layout, dtype, (head_dim, v_head_dim), region)
-                except Refused as error:
-                    refusal = error
-                    continue
-                if candidate is not None and (best is None or candidate[0] < best[0] - 1e-9):
-                    best = candidate
-        if best is not None:
-            return best
+    depths = head_dim, v_head_dim
+    for expand in (False, True) if masks.parts else (False,):
+        for dtype in _dtypes(attention, region):
+            mark, choice = region.drafts.mark(), None
+            for heads in _partitions(attention):
+                for layout in (LAYOUT_BSHD, LAYOUT_BHSD):
+                    try:
+                        candidate = _candidate(attention, masks, heads, layout, dtype, depths, region, expand=expand)
+                    except Refused as error:
+                        refusal = refusal if expand else error
+                        continue
+                    if candidate is not None and (best is None or candidate[0] < best[0] - 1e-9):
+                        best, choice = candidate, (heads, layout)
+            if expand:  # the drafts of what was not chosen would read the graph's values
+                region.drafts.discard(mark)
+                if choice is not None:
+                    best = _candidate(attention, masks, *choice, dtype, depths, region, expand=True)
+            if best is not None:
+                return best
     raise refusal or Refused(
         "layout",
         "Q, K, V and the output fit neither [B, S, H*D] nor [B, H, S, D] without computing shapes at run time",
@@ -224,6 +235,8 @@ def _candidate(
     dtype: ir.DataType,
     depths: tuple[int, int],
     region: Region,
+    *,
+    expand: bool,
 ) -> tuple[float, Plan] | None:
     rows, columns = leaves(attention.rows), leaves(attention.columns)
     wanted = (
@@ -237,7 +250,8 @@ def _candidate(
     if end is None or any(f is None for f in feeds):
         return None
     operands = [f for f in feeds if f is not None]
-    biases = tuple(bias_of(part, heads, rows, columns, dtype, region) for part in masks.parts)
+    sources = chains if expand else ()
+    biases = tuple(bias_of(part, heads, rows, columns, dtype, region, sources) for part in masks.parts)
     sides = (lengths_of(masks.lengths, heads, region), sinks_of(attention, heads, region))
     operator = FLASH_ATTENTION_EX if biases or any(sides) else FLASH_ATTENTION
     cost = sum(f[1] for f in operands)
@@ -250,6 +264,7 @@ def _candidate(
             operands, cost, operator = [one], one[1], FLASH_ATTENTION_PACKED
     if len(heads.batch) > 1:
         cost += MERGED_COST
+    cost += EXPANDED_COST * sum(is_draft(feed.value) for bias in biases for feed in bias.feeds) if expand else 0.0
     plan = Plan(
         anchor=attention.anchor,
         nodes=tuple(attention.nodes),
