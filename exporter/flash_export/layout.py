@@ -158,7 +158,7 @@ def _start(value: ir.Value, shapes: Shapes) -> Chain | None:
     return None if shape is None else Chain([value], [], [fresh_axes(shape)], [], [])
 
 
-LAYOUT_OPS = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout", "Expand")
+LAYOUT_OPS = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout", "Expand", "Tile")
 
 
 def _step_up(value: ir.Value, shapes: Shapes, scalar: Scalar | None) -> tuple[ir.Node, ir.Value, float] | None:
@@ -219,9 +219,19 @@ def _rank_fits(number: ir.Value, tensor: ir.Value, shapes: Shapes) -> bool:
 
 
 def _step_down(node: ir.Node, chain: Chain, shapes: Shapes) -> Axes | None:
-    if node.op_type == "Expand":
+    if node.op_type == "Expand" or (node.op_type == "Tile" and _repeats_only_ones(node, shapes)):
         return _expand(chain, shapes.shape(node.outputs[0]))
     return step(node, chain.last, shapes)
+
+
+def _repeats_only_ones(node: ir.Node, shapes: Shapes) -> bool:
+    """Whether a Tile repeats axes of length 1 alone, as an Expand does."""
+    before, after = shapes.shape(node.inputs[0]), shapes.shape(node.outputs[0])
+    return (
+        before is not None
+        and after is not None
+        and all(old in (ONE, new) for old, new in zip(before, after, strict=True))
+    )
 
 
 def step(node: ir.Node, axes: Axes, shapes: Shapes) -> Axes | None:

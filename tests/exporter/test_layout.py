@@ -57,3 +57,24 @@ def test_a_chain_stops_at_a_reshape_that_is_not_understood() -> None:
     chain = follow(converted.graph.outputs[0], Shapes(converted.graph), scalar=None)
     assert chain is not None
     assert [v.name for v in chain.values] == ["r", "y"]
+
+
+def test_a_tile_is_followed_where_it_repeats_axes_of_length_one_alone() -> None:
+    """As PyTorch's legacy exporter writes ``repeat_interleave``, and as no group of heads can be: ``repeat``."""
+    proto = model(
+        "u = Unsqueeze (x, ax2)\n groups = Tile (u, once)\n whole = Tile (x, twice)\n",
+        inputs="float[B, 4, S, 8] x",
+        outputs="float[B, 4, 2, S, 8] groups, float[B, 8, S, 8] whole",
+        constants="int64[1] ax2 = {2}, int64[5] once = {1, 1, 2, 1, 1}, int64[4] twice = {1, 2, 1, 1}",
+    )
+    graph = ir.from_proto(proto).graph
+    shapes = Shapes(graph)
+    groups, whole = (follow(value, shapes, scalar=None) for value in graph.outputs)
+    assert groups is not None
+    assert whole is not None
+    assert [[str(size_of(a)) for a in axes] for axes in (groups.axes[0], groups.last)] == [
+        ["B", "4", "S", "8"],
+        ["B", "4", "2", "S", "8"],
+    ]
+    assert [str(a.size) for a in groups.expanded] == ["2"]
+    assert whole.nodes == []
