@@ -75,6 +75,7 @@ def translate(loaded: Loaded, opset: int, folder: Path) -> ir.Model:
         )
     path = folder / "torchscript.onnx"
     talk = io.StringIO()
+    _silence_log()
     try:
         with contextlib.redirect_stdout(talk), torch.no_grad():
             torch.onnx.export(
@@ -95,3 +96,9 @@ def translate(loaded: Loaded, opset: int, folder: Path) -> ir.Model:
             do="save the model with torch.export.save, or give an ONNX file",
         ) from error
     return ir.load(path, format="protobuf")
+
+
+def _silence_log() -> None:
+    """Where it fails the exporter prints the whole graph, from C++: Python's stdout is not asked."""
+    if (enable := getattr(torch._C, "_jit_set_onnx_log_enabled", None)) is not None:
+        enable(False)

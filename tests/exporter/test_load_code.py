@@ -164,3 +164,20 @@ def test_an_input_that_a_traced_module_does_not_take_at_any_length_is_told_in_it
     with pytest.raises(UsageError, match="fails on the inputs described") as error:
         pipeline.run(options(tmp_path / "script.pt", "x:float32:batch,seq,23"), Talk(silent=True))
     assert error.value.got.startswith("RuntimeError: mat1 and mat2 shapes cannot be multiplied (")
+
+
+class Grouped(torch.nn.Module):
+    """An attention that PyTorch's older exporter does not take."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k = x.view(2, 7, 3, 8).transpose(1, 2), x[..., :8].view(2, 7, 1, 8).transpose(1, 2)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+
+
+def test_what_cannot_be_translated_is_refused_without_its_whole_graph(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    torch.jit.save(torch.jit.trace(Grouped().eval(), torch.randn(2, 7, 24)), tmp_path / "m.pt")
+    with pytest.raises(UnsupportedModel, match="cannot translate this TorchScript"):
+        pipeline.run(options(tmp_path / "m.pt", "x:float32:2,7,24"), Talk(quiet=True))
+    assert capfd.readouterr().out == ""
