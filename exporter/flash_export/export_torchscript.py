@@ -6,7 +6,10 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import os
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +77,8 @@ def translate(loaded: Loaded, opset: int, folder: Path) -> ir.Model:
             do="leave --opset out, or save the model with torch.export.save",
         )
     path = folder / "torchscript.onnx"
-    talk = io.StringIO()
-    _silence_log()
     try:
-        with contextlib.redirect_stdout(talk), torch.no_grad():
+        with _silent(), torch.no_grad():
             torch.onnx.export(
                 loaded.module,  # type: ignore[arg-type]
                 tuple(argument.tensor for argument in loaded.arguments),
@@ -98,7 +99,19 @@ def translate(loaded: Loaded, opset: int, folder: Path) -> ir.Model:
     return ir.load(path, format="protobuf")
 
 
-def _silence_log() -> None:
-    """Where it fails the exporter prints the whole graph, from C++: Python's stdout is not asked."""
-    if (enable := getattr(torch._C, "_jit_set_onnx_log_enabled", None)) is not None:
-        enable(False)
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Nothing goes to stdout: where it fails the exporter prints the whole graph, from C++, past Python's."""
+    sys.stdout.flush()
+    try:
+        saved = os.dup(1)
+    except OSError:  # there is none
+        yield
+        return
+    try:
+        with Path(os.devnull).open("wb") as nowhere, contextlib.redirect_stdout(io.StringIO()):
+            os.dup2(nowhere.fileno(), 1)
+            yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
