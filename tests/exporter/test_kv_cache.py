@@ -128,9 +128,16 @@ NEO = TEXT | {"num_layers": 2, "attention_types": [[["global", "local"], 1]]}
 NEO |= {"window_size": 5, "intermediate_size": 48, "max_position_embeddings": 48}
 
 
-def test_a_mask_that_only_meets_both_lengths_is_as_long_as_their_sum(tmp_path: Path) -> None:
-    """GPT-Neo never adds up past and seq: torch.export takes the mask's axis for a third length."""
-    folder = save_folder(tmp_path / "model", "GPTNeoForCausalLM", NEO)
+XGLM = {"vocab_size": 71, "num_layers": 2, "attention_heads": 3, "d_model": 24, "ffn_dim": 40}
+XGLM |= {"max_position_embeddings": 48, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+@pytest.mark.parametrize(("name", "settings"), [("GPTNeoForCausalLM", NEO), ("XGLMForCausalLM", XGLM)])
+def test_a_mask_that_only_meets_both_lengths_is_as_long_as_their_sum(
+    name: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """They never add up past and seq: torch.export takes the mask's axis for a third length."""
+    folder = save_folder(tmp_path / "model", name, settings)
     output = tmp_path / "model.onnx"
     done = pipeline.run(Options(source=folder, output=output, kv_cache=True), Talk(silent=True))
     assert [site.status for site in done.sites] == ["fused", "fused"], [site.reason for site in done.sites]

@@ -18,6 +18,7 @@ from flash_export.canonical import Added, Hidden, NotAttention, Refused, Side, T
 from flash_export.dims import ONE
 from flash_export.layout import Axes, Axis, is_float_cast, read_scalar_factor, step, trains
 from flash_export.mask_terms import FORGETS, uniform
+from flash_export.patterns.lifted import BELOW_ALL, lifted
 from flash_export.patterns.nearby import summed_product, written_out
 from flash_export.patterns.quantized import QUANTIZE_AFTERWARDS, in_scores
 from flash_export.region import Region, is_product
@@ -363,6 +364,22 @@ def _sink(node: ir.Node, region: Region) -> list[Step]:
     return [Step(node, scores, effect)]
 
 
+def _bounded(node: ir.Node, region: Region) -> list[Step]:
+    """``Max(scores, lowest)``, the lowest number of the type."""
+    options: list[Step] = []
+    pairs = [(node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])] if len(node.inputs) == 2 else []
+    for scores, bound in pairs:
+        low = None if bound is None else uniform(bound, region.evaluator)
+        if scores is not None and low is not None and low <= BELOW_ALL:
+
+            def effect(e: Expression, low: float = low) -> None:
+                e.refuse_after_sink(node)
+                e.terms = lifted(e.terms, low, node, region.evaluator)
+
+            options.append(Step(node, scores, effect))
+    return options
+
+
 _READERS: dict[str, Callable[[ir.Node, Region], list[Step]]] = {
     **dict.fromkeys(
         ("Identity", "Dropout", "Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"), _layout
@@ -375,4 +392,5 @@ _READERS: dict[str, Callable[[ir.Node, Region], list[Step]]] = {
     "Where": _where,
     "Tanh": _tanh,
     "Concat": _sink,
+    "Max": _bounded,
 }
