@@ -32,9 +32,11 @@ class OnCuda(onnxruntime.InferenceSession):
 
     asked: ClassVar[list[list[str]]] = []
 
-    def __init__(self, path: str, options: onnxruntime.SessionOptions, providers: list[str]) -> None:
+    def __init__(
+        self, path: str, options: onnxruntime.SessionOptions, providers: list[str], **others: list[str]
+    ) -> None:
         self.asked.append(providers)
-        super().__init__(path, options, providers=["CPUExecutionProvider"])
+        super().__init__(path, options, providers=["CPUExecutionProvider"], **others)
 
     def get_providers(self) -> list[str]:
         return self.asked[-1]
