@@ -63,12 +63,16 @@ def _refuse(what: str, value: ir.Value, factor: float, node: ir.Node) -> None:
 
 
 def _numbers(value: ir.Value) -> np.ndarray | None:
-    """The numbers that ``value`` holds, whatever their order, where they come from a constant."""
+    """The numbers that ``value`` holds, whatever their order, where they come from constants; of a Where all it may."""
     for _ in range(_LONGEST):
         array = g.constant(value)
         if array is not None:
             return array
         node = value.producer()
+        if node is not None and g.is_op(node, "Where"):
+            sides = [None if v is None else g.constant(v) for v in node.inputs[1:]]
+            found = [side.reshape(-1) for side in sides if side is not None]
+            return np.concatenate(found) if found else None
         above = node.inputs[0] if node is not None and g.is_op(node, *_KEEPS) else None
         if above is None:
             return None

@@ -53,6 +53,13 @@ def test_nan_and_plus_infinity_beside_scores_are_refused(body: str, what: str, n
     assert ("NaN" if np.isnan(number) else "+infinity") in site.reason.text
 
 
+def test_a_mask_that_adds_plus_infinity_is_refused() -> None:
+    chosen = "see = Less (scaled, zero)\n m = Where (see, zero, factor)\n masked = Add (scaled, m)\n"
+    site = site_of(graphs.PRODUCT + chosen + graphs.REST, "factor", np.inf)
+    assert site.reason is not None
+    assert site.reason.code == "not_finite"
+
+
 def test_what_is_subtracted_counts_with_its_sign() -> None:
     site = site_of(TAKEN, "odd", -np.inf)
     assert site.reason is not None
