@@ -9,7 +9,7 @@ import pickle
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,26 @@ def load_state_dict(options: Options, kind: FileKind) -> Loaded:
     model = options.model
     module = build_model(model)
     notes = fill(module, weights, path, lambda: build_model(model))
+    if options.dtype is None:
+        notes = (*notes, *_of_other_types(weights, module))
     module = _finish(module, options)
     return Loaded(path, "state_dict", module, arguments=example.arguments_for(module, options), notes=notes)
+
+
+def _of_other_types(weights: Mapping[str, torch.Tensor], module: torch.nn.Module) -> list[str]:
+    """A note where every weight is of one type and the module of another, which it is exported in."""
+    theirs = {weight.dtype for weight in weights.values() if weight.is_floating_point()}
+    own = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
+    if len(theirs) != 1 or len(own) != 1 or theirs == own:
+        return []
+    (there,), (here,) = theirs, own
+    name = next((name for name, dtype in example.TORCH_DTYPES.items() if dtype == there), None)
+    keep = "" if name is None else f"; --dtype {name} keeps that"
+    return [f"the weights are {_spelled(there)} and --model builds a module in {_spelled(here)}, as exported{keep}"]
+
+
+def _spelled(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def load_pickled_module(options: Options) -> Loaded:

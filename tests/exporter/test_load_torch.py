@@ -83,6 +83,27 @@ def test_dtype_casts_the_model(weights: dict[str, torch.Tensor]) -> None:
     assert module.state_dict()["qkv.weight"].dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize(
+    ("dtype", "asked", "note"),
+    [
+        (
+            torch.float16,
+            None,
+            "weights are float16 and --model builds a module in float32, as exported; --dtype fp16",
+        ),
+        (torch.bfloat16, None, "--dtype bf16 keeps that"),
+        (torch.float16, "fp32", ""),
+        (torch.float32, None, ""),
+    ],
+)
+def test_weights_of_another_type_than_the_module_are_told(
+    weights: dict[str, torch.Tensor], dtype: torch.dtype, asked: str | None, note: str
+) -> None:
+    torch.save({name: weight.to(dtype) for name, weight in weights.items()}, "w.pt")
+    notes = load(options("w.pt", dtype=asked)).notes
+    assert any(note in told for told in notes) if note else not notes
+
+
 def test_a_state_dict_without_a_model_says_how_to_name_one(weights: dict[str, torch.Tensor]) -> None:
     torch.save(weights, "w.pt")
     with pytest.raises(UsageError) as error:
