@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+from collections.abc import Sequence
 
 import torch
 
@@ -52,11 +54,21 @@ def arguments_for(module: torch.nn.Module, options: Options) -> tuple[Argument, 
             where=f"{type(module).__name__}.forward",
             got=", ".join(f"--input {name}" for name in given) or "no --input",
             need="forward takes " + (", ".join(_shown(n, p) for n, p in named.items()) or "no inputs"),
-            do="describe each tensor: "
-            + " ".join(f"--input {n}:float32:batch,64,256" for n in required[:2] or ["x"])
-            + " (names for dims that change, numbers for dims that do not)",
+            do=f"describe each tensor: {suggested(required[:2] or ['x'], module)}"
+            " (names for dims that change, numbers for dims that do not)",
         )
     return make_arguments(module, options.inputs)
+
+
+def suggested(names: Sequence[str], module: torch.nn.Module) -> str:
+    """Flags as they may look; token ids and masks are integers where the module has an embedding to look them up in."""
+    embeds = any("Embedding" in getattr(m, "original_name", type(m).__name__) for m in module.modules())
+
+    def one(name: str) -> str:
+        integers = embeds and (len(names) == 1 or re.search(r"ids?\b|_id|token|mask", name.lower()) is not None)
+        return f"--input {name}:" + ("int64:batch,seq=1..512" if integers else "float32:batch,64,256")
+
+    return " ".join(map(one, names))
 
 
 def _shown(name: str, parameter: inspect.Parameter) -> str:

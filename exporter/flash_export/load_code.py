@@ -42,7 +42,7 @@ def load_torchscript(options: Options) -> Loaded:
             where=f"forward in {path}",
             got=", ".join(f"--input {name}" for name in given) or "no --input",
             need="forward takes " + ", ".join(taken),
-            do=" ".join(f"--input {name}:float32:batch,64,256" for name in required),
+            do=example.suggested(required, module),
         )
     specs = tuple(sorted(options.inputs, key=lambda spec: taken.index(spec.name)))
     return Loaded(path, "torchscript", module, arguments=example.draw_arguments(specs), by_position=True)

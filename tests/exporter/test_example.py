@@ -8,7 +8,7 @@ import torch
 from exporter.torch_models import Attention, Block
 
 from flash_export.errors import UsageError
-from flash_export.example import arguments_for, example_sizes, make_arguments
+from flash_export.example import arguments_for, example_sizes, make_arguments, suggested
 from flash_export.inputs import parse_inputs
 from flash_export.options import Options
 
@@ -59,3 +59,29 @@ def test_example_tensors_have_the_types_asked_for() -> None:
         (torch.bool, ()),
         (torch.float64, (0,)),
     ]
+
+
+class Embeds(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(7, 4)
+
+    def forward(self, ids: torch.Tensor, attention_mask: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+        return self.words(ids) + attention_mask + image
+
+
+@pytest.mark.parametrize(
+    ("names", "module", "types"),
+    [
+        (["ids", "attention_mask", "image"], Embeds(), ["int64", "int64", "float32"]),
+        (["input_ids", "pixel_values"], Embeds(), ["int64", "float32"]),
+        (["x"], Embeds(), ["int64"]),
+        (["ids", "mask"], torch.nn.Linear(2, 2), ["float32", "float32"]),
+    ],
+)
+def test_flags_are_suggested_that_parse_and_are_integers_for_an_embedding(
+    names: list[str], module: torch.nn.Module, types: list[str]
+) -> None:
+    for form in (module, torch.jit.script(module)):
+        flags = [flag for flag in suggested(names, form).split() if flag != "--input"]
+        assert [spec.dtype for spec in parse_inputs(flags)] == types
