@@ -20,7 +20,7 @@ from flash_export.check_site import CannotProve, SiteRun, check_site
 from flash_export.check_structure import check_structure
 from flash_export.cut import CannotCut, attention_nodes, cut
 from flash_export.eager import Reference
-from flash_export.errors import NumbersDiffer, UsageError
+from flash_export.errors import NumbersDiffer, UnsupportedModel, UsageError
 from flash_export.function_body import functions_for
 from flash_export.inline import CannotInline, inline
 from flash_export.patterns import PATTERNS
@@ -93,6 +93,7 @@ def check(
         CannotRunUnfused: nothing here opens the unfused model.
         NumbersDiffer: a site, or else an output of the whole model, is off by more than rounding explains.
         UsageError: ``values`` cannot be used, or no inputs can be drawn on which the unfused model gives numbers.
+        UnsupportedModel: eager PyTorch gives other numbers each time.
         check_structure.BrokenRewrite: the file itself is wrong.
     """
     tell = progress or (lambda step, done, total: None)
@@ -129,6 +130,7 @@ def check(
         inside = [site for site in rewritten if site.name not in products and site.output not in ours]
         model_runs = run_fused(flash, expected, folder, eager=reference, eager_roundoff=roundoff, inside=inside)
         tell("fused model", 1, 1)
+        _raise_for_random(model_runs, reference, expected)
         _raise_for_model(model_runs)
         _raise_for_nothing_compared(model_runs, expected)
     shown = products | {site.name: PREFIX + site.name for site in inside}
@@ -255,6 +257,25 @@ def _raise_for_sites(runs: Sequence[SiteRun]) -> None:
         got=f"{verdict.why} at {worst.trial}",
         need=f"at most {verdict.tolerance:.3g}: twice the unfused attention's own float32 rounding",
         do=f"leave it as standard ONNX with {skip}, and please report the model",
+    )
+
+
+def _raise_for_random(runs: Sequence[ModelRun], reference: Reference | None, expected: Expected) -> None:
+    """Where eager PyTorch and the graph differ, PyTorch may differ from itself: a dropout that is always on."""
+    failed = {run.trial for run in runs if run.against == "eager" and run.verdict and not run.verdict.passed}
+    trial = next((trial for trial in expected.trials if trial.name in failed), None)
+    if reference is None or trial is None:
+        return
+    first, second = reference(trial.feeds), reference(trial.feeds)
+    if all(np.array_equal(a, b, equal_nan=True) for a, b in zip(first, second, strict=True)):
+        return
+    raise UnsupportedModel(
+        "the module gives other numbers each time it is run",
+        where=f"eager PyTorch at {trial.name}",
+        got="two runs on the same inputs that differ",
+        need="a module without random numbers, such as a dropout that eval() turns off",
+        do="write torch.nn.Dropout, or pass training=self.training to torch.nn.functional.dropout and dropout_p=0.0 to "
+        "scaled_dot_product_attention outside training",
     )
 
 

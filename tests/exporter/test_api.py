@@ -236,6 +236,18 @@ def test_a_module_in_training_mode_is_refused() -> None:
         flash_export.export(Block(), torch.randn(2, 7, 24))
 
 
+class AlwaysDrops(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        probabilities = torch.nn.functional.dropout(torch.softmax(x @ x.mT * 0.25, -1), 0.3, True)
+        return probabilities @ x
+
+
+def test_a_module_that_is_random_is_told_as_such_and_not_as_a_wrong_export() -> None:
+    with pytest.raises(UnsupportedModel, match="other numbers each time") as error:
+        flash_export.export(AlwaysDrops().eval(), {"x": torch.randn(2, 7, 16)})
+    assert "training=self.training" in error.value.do
+
+
 def test_a_source_of_no_kind_is_refused() -> None:
     with pytest.raises(UsageError, match="no kind known"):
         flash_export.export(3, torch.randn(2))  # type: ignore[arg-type]
