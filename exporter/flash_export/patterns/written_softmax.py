@@ -44,9 +44,9 @@ def read(anchor: ir.Node, region: object) -> Attention:
         "softmax_written_out",
         f"the softmax between the products is written out, as {how}",
         anchor,
-        "write torch.softmax(scores, -1), or call scaled_dot_product_attention, and export the model again; a number that "
-        "is added to the sum is a sink: concatenate its logarithm to the scores as one more column, and cut that off after "
-        "the softmax",
+        "write torch.softmax(scores, -1), or call scaled_dot_product_attention, and export the model again; a number "
+        "that is added to the sum is a sink: concatenate its logarithm to the scores as one more column, and cut that "
+        "off after the softmax",
     )
 
 
