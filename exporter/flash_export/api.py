@@ -44,9 +44,9 @@ class Result:
         saved: the files that were published; None where no ``output`` was asked for.
     """
 
-    model: ir.Model
+    model: ir.Model = dataclasses.field(repr=False)
     sites: tuple[Site, ...]
-    report: dict[str, object]
+    report: dict[str, object] = dataclasses.field(repr=False)
     warnings: tuple[str, ...]
     saved: Saved | None
 

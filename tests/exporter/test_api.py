@@ -94,6 +94,14 @@ def test_the_twin_of_a_model_in_memory_is_kept_beside_the_output(tmp_path: Path)
     assert saved.unfused.exists()
 
 
+def test_a_result_is_printed_without_its_graph_and_its_runs() -> None:
+    result = flash_export.export(block(), torch.ones(2, 7, 24))
+    printed = repr(result)
+    assert "fused" in printed
+    assert "graph(" not in printed
+    assert "'runs'" not in printed
+
+
 def test_refusals_are_data(tmp_path: Path) -> None:
     path = small_models.write(small_models.TWO_ATTENTIONS_ONE_REFUSED, tmp_path / "in.onnx")
     result = flash_export.rewrite(path)
