@@ -305,6 +305,7 @@ def _uncapturable(error: Exception, ranges: dict[str, tuple[int, int | None]], l
     text = str(error)
     suggestions = text.partition("Suggested fixes:")[2].split("\n\n")[0]
     baked = [(name, value) for name, value in _BAKED.findall(suggestions) if name in ranges]
+    baked.sort(key=lambda found: found[1].startswith("Dim("))  # a narrower range alone is no reason
     if baked:
         name, value = baked[0]
         return UnsupportedModel(

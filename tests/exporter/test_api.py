@@ -195,6 +195,26 @@ def test_what_is_wrong_with_a_call_is_told_in_the_words_of_the_call(
     assert "--input" not in str(error.value)
 
 
+class Positions(torch.nn.Module):
+    """Adds a table of 32 positions, so that PyTorch suggests a narrower range as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Buffer(torch.ones(32, 8))
+
+    def forward(self, x: torch.Tensor, pad: torch.Tensor) -> torch.Tensor:
+        return torch.softmax((x + self.table[: x.shape[1]]) * pad[:, :, None], -1)
+
+
+def test_two_names_for_one_size_are_told_beside_a_range_that_is_too_wide() -> None:
+    with pytest.raises(UnsupportedModel) as error:
+        flash_export.export(
+            Positions().eval(), {"x": X, "pad": PAD}, dynamic_shapes={"x": {1: "seq"}, "pad": {1: "len"}}
+        )
+    assert "Dim(" not in error.value.got
+    assert "give both the name" in error.value.do
+
+
 def test_a_dimension_that_stands_alone_is_left_out_of_dynamic_shapes() -> None:
     class Sixteen(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
