@@ -183,8 +183,13 @@ def bias_shape_of(biases: tuple[BiasFeed, ...], region: Region) -> list[int | st
 
 
 def named(shape: Shape) -> list[int | str | None]:
-    """A shape for the report: numbers, names of dynamic dims, None where only run time knows."""
-    return [d.static if d.static is not None else d.symbol if not str(d).startswith("?") else None for d in shape]
+    """A shape for the report: numbers, dynamic dims as they are named or computed, None where only run time knows."""
+
+    def one(dim: Dim) -> int | str | None:
+        unknown = any(name.startswith("?") for name in dim.symbols)
+        return dim.static if dim.static is not None else None if unknown else str(dim)
+
+    return [one(dim) for dim in shape]
 
 
 def _moved(shape: Shape, moves: Iterable[Move]) -> Shape:

@@ -346,6 +346,7 @@ def test_all_of_a_buffer_counts_that_a_cache_shares_with_new_keys(name: str) -> 
     assert causal(site) == kind
     assert site.attributes is not None
     assert site.attributes.window_left == left
+    assert (site.bias_shape or ["P + S"])[-1] == "P + S"
     assert (site.bias_shape is None) == (kind != "none")
     random = np.random.default_rng(8)
     for new, old in ((3, 5), (1, 290), (120, 180), (1, 0), (1, 150)):
