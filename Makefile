@@ -24,7 +24,7 @@ test: test-native test-python
 
 test-native: $(INSTALLED)
 	$(BIN)/ctest --test-dir $(NATIVE) --output-on-failure -j 2
-	awk '/ Testing: /{name = $$3} /^[0-9]+ passed,|nothing found$$|^Done [0-9]+ runs/{print name ": " $$0}' \
+	awk '/ Testing: /{name = $$3} /^[0-9]+ passed,|nothing found$$|^stat::number_of_executed_units/{print name ": " $$0}' \
 	  $(NATIVE)/Testing/Temporary/LastTest.log
 
 test-python: $(INSTALLED)
