@@ -17,7 +17,7 @@ import onnxruntime
 import pytest
 
 import flash_trt
-from flash_trt import engine_file, gpu
+from flash_trt import engine_file, engine_load, gpu
 
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
 SAYS = "a stand-in on the CPU"
@@ -63,12 +63,21 @@ def _opsets(path: Path) -> list:
 
 
 def put_in(monkeypatch: pytest.MonkeyPatch, onnx_of: dict[str, Path], spoils: float = 0.0) -> None:
-    """Lets samples meet a GPU for which every engine is built, and the ONNX files in ``onnx_of`` by engine."""
+    """Lets samples meet a GPU for which every engine is built, and the ONNX files in ``onnx_of`` by engine.
+
+    No TensorRT is asked for: the engine does not run in one.
+    """
     monkeypatch.setattr(EngineStandIn, "spoils", spoils)
     monkeypatch.setattr(EngineStandIn, "open", 0)
     monkeypatch.setattr(flash_trt, "open_engine", lambda path: EngineStandIn(onnx_of[Path(path).name]))
     monkeypatch.setattr(engine_file.EngineFile, "targets", ["sm80"])
     monkeypatch.setattr(gpu, "devices", lambda: [gpu.Device("a GPU", "sm80", 2**34)])
+    monkeypatch.setattr(engine_load, "admit", _admit)
+
+
+def _admit(path: Path, *, trusted: bool) -> tuple[engine_file.EngineFile, None]:
+    engine_file.require_gpu(engine := engine_file.read(path))
+    return engine, None
 
 
 def as_module(script: Path) -> ModuleType:
