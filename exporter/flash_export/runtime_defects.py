@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 AVOIDED = "MatmulTransposeFusion"
 """The optimization without which such a graph loads."""
@@ -49,7 +50,7 @@ def _has_halves(path: Path) -> bool:
     """Whether an input, an output or a weight of the graph is in fp16."""
     try:
         graph = onnx.load(path, format="protobuf", load_external_data=False).graph
-    except Exception:  # no model: whoever loads it says so
+    except (OSError, DecodeError):  # no model: whoever loads it says so
         return False
     half = onnx.TensorProto.FLOAT16
     values = (*graph.input, *graph.output)

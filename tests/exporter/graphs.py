@@ -54,6 +54,15 @@ def attention(mask: str, **extra: str | int) -> onnx.ModelProto:
     return model(LENGTHS + PRODUCT + mask + "\n" + REST, **extra)  # type: ignore[arg-type]
 
 
+def holding(proto: onnx.ModelProto, **arrays: np.ndarray) -> onnx.ModelProto:
+    """The model with these inputs as constants of its own."""
+    inputs = [value for value in proto.graph.input if value.name not in arrays]
+    del proto.graph.input[:]
+    proto.graph.input.extend(inputs)
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
+    return proto
+
+
 def fuse(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[Site]]:
     """The model with every attention fused that can be, checked, and its sites."""
     converted = ir.from_proto(proto)

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from exporter import graphs
-from exporter.graphs import SIZES, SQUARE, attention, both, causal, fuse, numbers, only
+from exporter.graphs import SIZES, SQUARE, attention, both, causal, fuse, holding, numbers, only
 
 BANDS = {
     "top_left": ("keep = LessOrEqual (j, i)", "top_left", -1, -1),
@@ -172,8 +172,7 @@ def test_a_causal_buffer_cut_to_the_lengths_is_causal_up_to_its_size(offset: int
         "band = Slice (buffer, f, c, ax0)\n keep = Slice (band, ax0, c, ax1)\n masked = Where (keep, scaled, hidden)",
         inputs=graphs.QKV + ", bool[96, 96] buffer",
     )
-    proto.graph.input.remove(proto.graph.input[3])
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(buffer, "buffer"))
+    holding(proto, buffer=buffer)
     site = only(fuse(proto)[1])
     assert site.attributes is not None
     assert (causal(site) == "bottom_right") == (offset == 0)
@@ -298,8 +297,7 @@ def test_a_triangle_over_heads_and_keys_is_not_causal() -> None:
         inputs="float[B, 4, 4, 8] q, float[B, 4, 4, 8] k, float[B, 4, 4, 8] v, float[4, 4] m",
         outputs="float[B, 4, 4, 8] out",
     )
-    proto.graph.input.remove(proto.graph.input[3])
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(triangle, "m"))
+    holding(proto, m=triangle)
     fused, sites = fuse(proto)
     assert causal(only(sites)) == "none"
     expected, got = both(proto, fused, numbers({"B": 2, "S": 4, "T": 4}))
@@ -320,8 +318,7 @@ def _behind_a_cache(buffer: np.ndarray) -> onnx.ModelProto:
         inputs="float[B, 4, S, 8] q, float[B, 4, S, 8] k, float[B, 4, S, 8] v, float[B, 4, P, 8] past, "
         f"float[B, 4, P, 8] past_v, bool[{len(buffer)}, {len(buffer)}] buffer",
     )
-    proto.graph.input.remove(proto.graph.input[5])
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(buffer, "buffer"))
+    holding(proto, buffer=buffer)
     return proto
 
 
@@ -365,6 +362,5 @@ def test_a_hole_in_a_buffer_too_large_to_look_through_is_never_lost(keys: str) -
         "band = Slice (buffer, f, c, ax0)\n keep = Slice (band, ax0, c, ax1)\n masked = Where (keep, scaled, hidden)",
         inputs=graphs.QKV + ", bool[8192, 8192] buffer",
     )
-    proto.graph.input.remove(proto.graph.input[3])
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(buffer, "buffer"))
+    holding(proto, buffer=buffer)
     assert only(fuse(of_one_length(proto) if keys == "S" else proto)[1]).bias_shape is not None
