@@ -191,8 +191,10 @@ def overflows(base: np.ndarray, reference: np.ndarray) -> np.ndarray | None:
 def unit_in_last_place(reference: np.ndarray, dtype: np.dtype) -> float:
     """max|((ref + 0.3) - 0.3) - ref| in ``dtype``."""
     rounded = reference.astype(dtype)
-    step = ((rounded + dtype.type(0.3)) - dtype.type(0.3)) - rounded
-    return _largest(step.astype(np.float64))
+    step = rounded + dtype.type(0.3)
+    step -= dtype.type(0.3)
+    step -= rounded
+    return max(float(step.max(initial=0)), -float(step.min(initial=0)))
 
 
 def _odd_values(out: np.ndarray, ref: np.ndarray, nan: np.ndarray, nan_may_stay: bool) -> str:
@@ -224,7 +226,7 @@ def failed(why: str) -> Verdict:
 
 
 def _largest(x: np.ndarray) -> float:
-    return float(np.abs(x).max(initial=0.0))
+    return max(float(x.max(initial=0.0)), -float(x.min(initial=0.0)))
 
 
 def _mean(x: np.ndarray) -> float:

@@ -8,30 +8,23 @@ model is judged. The float32 run also shows what stands at the boundary of each 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
-from flash_export import accept, nudge
+from flash_export import accept, model_noise, nudge
 from flash_export.accept import Noise, Verdict
 from flash_export.boundary import Boundary
 from flash_export.captured import Later, Seen, later, too_large_to_keep
 from flash_export.eager import Eager, Reference
 from flash_export.errors import UsageError
-from flash_export.runtime import AnySession, CannotRun, open_float64, open_session
+from flash_export.runtime import AnySession, CannotRun, open_session
 from flash_export.score_probe import add_score_probes
 from flash_export.sites import Site
-from flash_export.trials import Trial
-from flash_export.twin import NoTwin
-
-FLOAT64_LIMIT_BYTES = 4 * 2**30
-"""Weights of a float64 twin; a larger model is measured against its float32 run and a fixed bound."""
-
-SMALL_MODEL_BYTES = 16 * 2**20
-"""A model of up to this many weights, and without an array that is too large to keep, is cheap to run again, to measure
-the rounding of a small output better."""
+from flash_export.trials import SMALL_MODEL_BYTES, Trial, weight_bytes
 
 
 class CannotRunUnfused(Exception):
@@ -75,7 +68,8 @@ class Expected:
 
     ``overflow``: where each output leaves what float32 holds. ``largest``: the largest magnitude in each product of Q
     and K. ``refusals`` has the reason for each trial that the model did not take. ``evaluated``: why ONNX Runtime did
-    not load the fused model, where onnx's reference evaluator ran it instead.
+    not load the fused model, where onnx's reference evaluator ran it instead. ``measure_more`` measures the noise of a
+    model that is too large to measure it often beforehand.
     """
 
     trials: list[Trial] = dataclasses.field(default_factory=list)
@@ -87,6 +81,20 @@ class Expected:
     refusals: dict[str, str] = dataclasses.field(default_factory=dict)
     reference: str = "float64"
     evaluated: str = ""
+    measure_more: Callable[[], list[Noise]] | None = None
+
+    def settle_noise(self, runs: Sequence[ModelRun]) -> bool:
+        """Measures the noise more often where one of ``runs`` failed by what a maximum may scatter; True where it did.
+
+        The judgement is then to be made again. It is the same as with as many measurements in the first place.
+        """
+        failed = [run.verdict for run in runs if run.verdict is not None and not run.verdict.passed]
+        near = all(verdict.max_abs_error <= accept.MOST_APART * verdict.tolerance for verdict in failed)
+        if self.measure_more is None or not failed or not near:
+            return False
+        more, self.measure_more = self.measure_more(), None
+        self.noise = [Noise.pooled(pair) for pair in zip(self.noise, more, strict=True)]
+        return True
 
     def allow_noise(self, of_sites: Iterable[float]) -> None:
         """Where the noise of the whole model could not be measured, it is at least that of its attentions."""
@@ -114,7 +122,7 @@ def run_unfused(
         UsageError: no trial runs.
     """
     nudged = nudge.add_nudge(plain)
-    wide = _open_float64(nudged, folder)
+    wide = model_noise.open_wide(nudged, folder)
     given = {v.name for v in (*plain.graph.inputs, *plain.graph.outputs)}
     late = too_large_to_keep(nudged, trials, [name for name in _captured(boundaries) if name not in given])
     kept = list(dict.fromkeys(name for edge in late.values() for name in edge if name not in given))
@@ -125,8 +133,7 @@ def run_unfused(
         raise CannotRunUnfused(str(error)) from error
     names = [v.name or "" for v in plain.graph.outputs]
     numbers = nudge.numbers(plain)
-    small = _weight_bytes(plain) <= SMALL_MODEL_BYTES and not late
-    most_roundings = accept.MOST_ROUNDINGS if small else 2
+    small = weight_bytes(plain) <= SMALL_MODEL_BYTES and not late
     expected = Expected()
     noises: list[list[Noise]] = []
     refusals = expected.refusals
@@ -146,8 +153,9 @@ def run_unfused(
             expected.largest[name] = max(expected.largest.get(name, 0.0), float(shown[_LARGEST_OF + name]))
         if wide is not None:
             first = [Noise.between(b, r) for b, r in zip(outputs, reference, strict=True)]
-            roundings = min(most_roundings, accept.roundings(min(r.size for r in reference)))
-            noises.append(_noise(base, wide, trial, names, numbers, first, roundings))
+            times = accept.roundings(min(r.size for r in reference)) if small else 1
+            more = model_noise.measure(base, wide, trial, names, numbers, range(1, times))
+            noises.append([Noise.pooled(column) for column in zip(first, *more, strict=True)])
     if not expected.trials:
         raise UsageError(
             "the unfused model runs on none of the inputs that were drawn for the check",
@@ -163,6 +171,10 @@ def run_unfused(
         expected.noise = [Noise(accept.UNKNOWN_NOISE, accept.UNKNOWN_NOISE)] * len(names)
     else:
         expected.noise = [Noise.pooled(column) for column in zip(*noises, strict=True)]
+        if not small:
+            expected.measure_more = functools.partial(
+                model_noise.measure_more, nudged, expected.trials, numbers, folder
+            )
     return expected
 
 
@@ -186,38 +198,6 @@ def _fair_runs(
             if not refusals[trial.name]:
                 yield trial, found
                 break
-
-
-def _noise(
-    base: AnySession,
-    wide: AnySession,
-    trial: Trial,
-    names: Sequence[str],
-    numbers: Collection[str],
-    first: Sequence[Noise],
-    roundings: int,
-) -> list[Noise]:
-    """The rounding of each output, the first measurement included."""
-    measured = [list(first)]
-    for k in range(1, roundings):
-        feeds = nudge.feeds(trial.feeds, numbers, k)
-        pairs = zip(base.run(feeds, names), wide.run(feeds), strict=True)
-        measured.append([Noise.between(b, r) for b, r in pairs])
-    return [Noise.pooled(column) for column in zip(*measured, strict=True)]
-
-
-def _weight_bytes(model: ir.Model) -> int:
-    return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
-
-
-def _open_float64(plain: ir.Model, folder: Path) -> AnySession | None:
-    """The float64 twin; None where it cannot be had or would be too large."""
-    if 2 * _weight_bytes(plain) > FLOAT64_LIMIT_BYTES:
-        return None
-    try:
-        return open_float64(plain, folder)
-    except NoTwin:
-        return None
 
 
 def _captured(boundaries: Sequence[Boundary]) -> list[str]:

@@ -25,7 +25,7 @@ from flash_export.length_roles import draw_lengths
 Padding = Literal["mixed", "full", "right", "left", "holes"]
 PADDINGS: tuple[Padding, ...] = ("mixed", "full", "right", "left", "holes")
 
-_BATCH_SIZES = (2, 1, 4)
+_BATCH_SIZES = (3, 1, 2)
 _LENGTHS = ((67, 41, 53, 37), (1, 19, 5, 11), (131, 97, 29, 71))
 """Sizes of the 1st, 2nd, ... dim that is no batch, in three settings: odd, unequal, past one tile, 1 among them."""
 

@@ -25,11 +25,13 @@ from flash_export.reference_run import run_nodes
 from flash_export.save_weights import tensors_of
 
 _INLINE_BYTES = 64 * 2**20
-"""More than this of weights in memory goes through a file: a protobuf message ends at 2 GiB."""
+"""More than this of weights in memory is lent to ONNX Runtime beside the message: a protobuf message ends at 2 GiB."""
+_LENT_BYTES = 2**31
+"""More than this goes through a file, from which it is mapped."""
 _EXTERNAL_FROM_BYTES = 2**20
 _EVALUATED_BYTES = 2**30
 """Of weights: the most that the reference evaluator takes, which holds them three times over."""
-_PREPACK_BYTES = 2**29
+_PREPACK_BYTES = 2**30
 """Above this, weights stay mapped from their file; ONNX Runtime would hold a rearranged copy of them in memory."""
 
 
@@ -61,7 +63,7 @@ class Session:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         try:
             with tempfile.TemporaryDirectory(dir=folder) as name:
-                source = _source(model, Path(name), options)
+                source, self._lent = _source(model, Path(name), options)
                 self._session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
         except Exception as error:
             raise CannotRun(_one_line(error)) from error
@@ -193,20 +195,44 @@ def open_float64(model: ir.Model, folder: Path) -> AnySession:
         raise twin.NoTwin(str(error)) from error
 
 
-def _source(model: ir.Model, folder: Path, options: onnxruntime.SessionOptions) -> str | bytes:
-    """What ONNX Runtime loads: bytes that refer to the weights' own files where all lie in one folder, else a path."""
+def _source(model: ir.Model, folder: Path, options: onnxruntime.SessionOptions) -> tuple[str | bytes, list[np.ndarray]]:
+    """What ONNX Runtime loads, and the arrays that have to outlive the session.
+
+    Bytes that refer to the weights' own files where all lie in one folder, else a path.
+    """
     tensors = tensors_of(model)
-    external = [t for t in tensors if isinstance(t, ir.ExternalTensor)]
-    folders = {str(t.base_dir) for t in external}
+    folders = {str(t.base_dir) for t in tensors if isinstance(t, ir.ExternalTensor)}
     inline = sum(t.nbytes for t in tensors if not isinstance(t, ir.ExternalTensor))
+    lent: list[np.ndarray] = []
+    if _INLINE_BYTES < inline <= _LENT_BYTES:
+        model, lent = _lend(model, options)
+        inline -= sum(array.nbytes for array in lent)
     if inline <= _INLINE_BYTES and len(folders) <= 1:
         for weights in folders:
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", weights)
         serialized: bytes = ir.to_proto(model).SerializeToString()
-        return serialized
+        return serialized, lent
     path = folder / "model.onnx"
     ir.save(model, path, external_data="model.data", size_threshold_bytes=_EXTERNAL_FROM_BYTES)
-    return str(path)
+    return str(path), []
+
+
+def _lend(model: ir.Model, options: onnxruntime.SessionOptions) -> tuple[ir.Model, list[np.ndarray]]:
+    """A copy that refers to its large weights, and these, which ``options`` lends to the session as they are."""
+    model = model.clone()
+    arrays: dict[str, np.ndarray] = {}
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.nbytes < _EXTERNAL_FROM_BYTES:
+            continue
+        array = np.ascontiguousarray(tensor.numpy())
+        if array.dtype.kind in "biuf":
+            arrays[name] = array
+            shape = ir.Shape(array.shape)
+            value.const_value = ir.ExternalTensor("lent", 0, array.nbytes, tensor.dtype, shape=shape, name=name)
+    values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in arrays.values()]
+    options.add_external_initializers(list(arrays), values)
+    return model, list(arrays.values())
 
 
 def _numpy_dtype(name: str) -> np.dtype:

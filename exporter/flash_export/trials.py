@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from flash_export import npz, regular_file
-from flash_export.draw import Drawn, concrete_shape, dynamic_dims, sizes_to_try
+from flash_export.draw import Drawn, concrete_shape, dynamic_dims, sizes_in, sizes_to_try
 from flash_export.errors import UsageError
 from flash_export.extent import Extent
 from flash_export.input_roles import Role, fed_inputs, read_roles
@@ -22,6 +22,16 @@ STATIC_TRIALS = 3
 
 MOST_ELEMENTS = 2**25
 """In one tensor of a run, where the dynamic dims leave a choice: 128 MiB in float32, and the check holds several."""
+EASY_ELEMENTS = 2**23
+"""Above this a run takes long (logits of a wide vocabulary): one setting keeps its batch, the others their lengths."""
+
+SMALL_MODEL_BYTES = 16 * 2**20
+"""A model of up to this many weights is cheap to run again."""
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """The size of all weights of the graph itself."""
+    return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,35 +72,55 @@ def plan_trials(
 ) -> list[list[Trial]]:
     """The trials of one check: ``values`` alone where given, else drawn ones and the example.
 
-    Each is a list of choices: the first on which the unfused model runs counts.
+    Each is a list of choices: the first on which the unfused model runs counts. Nothing is drawn at the sizes that the
+    example has.
 
     Raises:
         UsageError: ``values`` is no readable NPZ file or lacks an input; an input cannot be drawn.
     """
     if values is not None:
         return [[Trial("values", read_values(model, values))]]
+    whole = bool(example) and set(example) >= set(fed_inputs(model))
+    shown = sizes_in(model, example) if whole else {}
     settings, extent = sizes_to_try(model, ranges, example), Extent(model)
     if settings == [[{}]]:
         settings *= STATIC_TRIALS if extent.largest({}) <= MOST_ELEMENTS else 1
     batches = [name for name, is_batch in dynamic_dims(model).items() if is_batch]
+    if len(settings) > 1 and len(batches) == len(dynamic_dims(model)) and weight_bytes(model) > SMALL_MODEL_BYTES:
+        settings = settings[1::-1]  # one row, then three: masks of each kind of padding are among them
     roles = read_roles(model)
     roomy: list[list[dict[str, int]]] = []
-    for choices in settings:
-        found = _roomy(choices, extent, batches)
-        if found == [{}] or found not in roomy:  # a large model is not run twice at the same sizes
+    for i, choices in enumerate(settings):
+        found = _roomy(choices, extent, batches, keep_batch=i == 0)
+        if found == [{}] or (found not in roomy and found[0] != shown):  # nothing large is run twice at the same sizes
             roomy.append(found)
     trials = [[_draw(model, sizes, seed + i, batches, roles) for sizes in found] for i, found in enumerate(roomy)]
-    if example and set(example) >= set(fed_inputs(model)):
+    if whole:
         trials.append([Trial("example", dict(example))])
     return trials
 
 
-def _roomy(choices: list[dict[str, int]], extent: Extent, batches: Sequence[str]) -> list[dict[str, int]]:
-    """The choices whose tensors are none too large, the longest first where the first of all is too large itself."""
+def _roomy(
+    choices: list[dict[str, int]], extent: Extent, batches: Sequence[str], *, keep_batch: bool
+) -> list[dict[str, int]]:
+    """The choices in the order in which they are tried, without those whose tensors are too large.
+
+    Where the first of all is no easy one, easy ones come first that ``keep_batch``, or else the longest of the smallest
+    batch. Where none fits, all of them stay, the smallest first.
+    """
     fitting = [sizes for sizes in choices if extent.largest(sizes) <= MOST_ELEMENTS]
-    if not fitting or fitting[0] is choices[0]:
-        return fitting or choices
-    return sorted(fitting, key=lambda sizes: -sum(size for name, size in sizes.items() if name not in batches))
+    if not fitting:
+        return sorted(choices, key=extent.largest)
+    if extent.largest(choices[0]) <= EASY_ELEMENTS:
+        return fitting
+    if keep_batch:
+        return sorted(fitting, key=lambda sizes: extent.largest(sizes) > EASY_ELEMENTS)
+
+    def longest(sizes: Mapping[str, int]) -> tuple[int, int]:
+        rows = sum(sizes[name] for name in batches)
+        return rows - sum(sizes.values()), rows
+
+    return sorted(fitting, key=longest)
 
 
 def _draw(

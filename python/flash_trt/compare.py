@@ -19,8 +19,8 @@ import onnx_ir as ir
 from rich.table import Table
 
 from flash_export import interrupt, runtime, twin
-from flash_export.check_model import FLOAT64_LIMIT_BYTES
 from flash_export.errors import NumbersDiffer, UsageError
+from flash_export.model_noise import FLOAT64_LIMIT_BYTES
 from flash_export.op import DOMAIN
 from flash_export.talk import Talk, plain
 from flash_export.trials import Trial

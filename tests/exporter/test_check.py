@@ -85,7 +85,7 @@ def test_the_error_has_its_five_parts_with_numbers_and_the_setting(tmp_path: Pat
     error = caught.value
     assert error.exit_code == 1
     assert "instead of" in error.got
-    assert "b=2 s=67 t=41 seed=0" in error.got
+    assert "b=3 s=67 t=41 seed=0" in error.got
     assert "at most" in error.need
 
 
@@ -115,7 +115,7 @@ def test_a_row_that_is_nan_only_in_the_reference_is_counted_and_must_be_finite(t
     result = run_recipe(tmp_path, recipe)
     by_setting = {r["setting"]: r["reference_is_nan"] for r in result.runs if r["kind"] == "site"}
     rows_without_keys = 67 - 41
-    assert by_setting["b=2 s=67 t=41 seed=0"] == 2 * rows_without_keys * recipe.heads * recipe.head_dim
+    assert by_setting["b=3 s=67 t=41 seed=0"] == 3 * rows_without_keys * recipe.heads * recipe.head_dim
     assert by_setting["b=1 s=1 t=19 seed=1"] == 0
 
 
@@ -217,7 +217,7 @@ def test_a_model_that_ends_early_is_checked_on_shorter_sequences_and_never_on_on
     """32 positions: 67 and 131 do not run. A softmax over one key would hide any scale."""
     recipe = Recipe(sites=1, positions=32)
     settings = {r["setting"] for r in run_recipe(tmp_path, recipe).runs}
-    assert settings == {"b=2 s=9 t=5 seed=0", "b=1 s=1 t=19 seed=1", "b=4 s=17 t=13 seed=2"}
+    assert settings == {"b=3 s=9 t=5 seed=0", "b=1 s=1 t=19 seed=1", "b=2 s=17 t=13 seed=2"}
     with pytest.raises(NumbersDiffer, match="site attn0"):
         run(*save_pair(tmp_path, recipe, "scale", at=0))
 
@@ -233,12 +233,12 @@ def test_a_model_that_runs_with_a_batch_of_one_alone_is_tried_so_at_every_length
     result = run(tmp_path / "one.onnx", tmp_path / "one.onnx", [])
     assert {r["setting"] for r in result.runs} == {"b=1 s=67 seed=0", "b=1 s=1 seed=1", "b=1 s=131 seed=2"}
     (warning,) = result.warnings
-    assert "with a batch of one only; with b=2 s=67 seed=0 it fails: " in warning
+    assert "with a batch of one only; with b=3 s=67 seed=0 it fails: " in warning
 
 
 def test_a_model_that_takes_any_batch_is_tried_with_several_and_nothing_is_warned_of(tmp_path: Path) -> None:
     result = run_recipe(tmp_path, Recipe(sites=1))
-    assert {str(r["setting"])[:3] for r in result.runs} == {"b=2", "b=1", "b=4"}
+    assert {str(r["setting"])[:3] for r in result.runs} == {"b=3", "b=1", "b=2"}
     assert result.warnings == []
 
 
@@ -341,8 +341,8 @@ def test_eager_pytorch_that_does_not_run_on_drawn_inputs_is_said_so(tmp_path: Pa
 
     result = run(plain, flash, sites, reference=short_sequences_only)
     eager = {r["setting"]: (r["passed"], r["note"]) for r in result.runs if r.get("against") == "eager"}
-    assert eager["b=2 s=67 t=41 seed=0"] == (True, None)
-    assert eager["b=4 s=131 t=97 seed=2"] == (None, "eager PyTorch does not run: RuntimeError: at most 100 positions")
+    assert eager["b=3 s=67 t=41 seed=0"] == (True, None)
+    assert eager["b=2 s=131 t=97 seed=2"] == (None, "eager PyTorch does not run: RuntimeError: at most 100 positions")
 
 
 def test_progress_names_the_steps_and_counts_every_site(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import pytest
 from exporter import graphs
 
-from flash_export import captured, check, check_model, runtime, trials
+from flash_export import captured, check, check_model, model_noise, runtime, trials
 from flash_export.find import find
 from flash_export.op import DOMAIN
 from flash_export.rewrite import rewrite
@@ -76,6 +76,12 @@ def kept(expected: check_model.Expected) -> int:
     return sum(x.nbytes for x in arrays)
 
 
+def measured(result: check.CheckResult) -> list[tuple[object, ...]]:
+    """All but the tolerance of the whole model: where arrays are computed anew its noise is measured once."""
+    keys = ("kind", "name", "setting", "passed", "max_abs_error", "score_spread", "compared")
+    return [tuple(run.get(key) for key in keys) for run in result.runs]
+
+
 def test_large_arrays_at_the_edge_of_sites_are_computed_for_their_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,7 +93,7 @@ def test_large_arrays_at_the_edge_of_sites_are_computed_for_their_use(
     monkeypatch.setattr(captured, "SMALL_ELEMENTS", 70)
     later, _, expected = checked(tmp_path, 3, 70)
     assert kept(expected) == 0
-    assert later == now, "computed anew they are the same numbers"
+    assert measured(later) == measured(now), "computed anew they are the same numbers"
 
 
 @pytest.mark.parametrize(("beside", "layers_above"), [(8, False), (70, True)])
@@ -107,7 +113,7 @@ def test_they_are_computed_from_what_is_small_beside_them(
     monkeypatch.setattr(captured, "SMALL_ELEMENTS", 70)
     monkeypatch.setattr(captured, "SMALL_BESIDE", beside)
     later, _, _ = checked(tmp_path, 3, 70)
-    assert later == now
+    assert measured(later) == measured(now)
     assert len(sizes) == 3 * trials.STATIC_TRIALS
     assert (max(sizes) > 10) == layers_above, sizes
 
@@ -155,7 +161,7 @@ def test_the_largest_score_of_each_layer_is_taken_where_it_stands(tmp_path: Path
 
 
 if __name__ == "__main__":
-    check_model._open_float64 = lambda *_: None  # type: ignore[assignment]
+    model_noise.open_wide = lambda *_: None  # type: ignore[assignment]
 
     def run_unfused(count: int, length: int) -> None:
         given = [[trials.Trial("one", {"x0": np.zeros((1, 1, length, 8), np.float32)})]]

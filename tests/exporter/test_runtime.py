@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import ml_dtypes
@@ -56,10 +57,20 @@ def test_weights_beside_the_model_are_read_where_they_lie_and_no_copy_is_left(tm
     assert not list((tmp_path / "scratch").iterdir())
 
 
-def test_large_weights_in_memory_pass_through_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("most_lent", "saved"), [(2**31, 0), (0, 1)])
+def test_large_weights_in_memory_are_lent_and_pass_through_a_file_only_where_they_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_lent: int, saved: int
+) -> None:
     monkeypatch.setattr("flash_export.runtime._INLINE_BYTES", 0)
     monkeypatch.setattr("flash_export.runtime._EXTERNAL_FROM_BYTES", 0)
-    assert Session(ir.from_onnx_text(DOUBLE), tmp_path).run({"x": np.array([4.0])})[0].tolist() == [8.0]
+    monkeypatch.setattr("flash_export.runtime._LENT_BYTES", most_lent)
+    files: list[Path] = []
+    save = ir.save
+    monkeypatch.setattr(ir, "save", lambda model, path, **told: (files.append(path), save(model, path, **told)))
+    session = Session(ir.from_onnx_text(DOUBLE), tmp_path)
+    gc.collect()
+    assert session.run({"x": np.array([4.0])})[0].tolist() == [8.0]
+    assert len(files) == saved
     assert not list(tmp_path.iterdir())
 
 

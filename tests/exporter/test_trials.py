@@ -7,6 +7,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from flash_export import trials
 from flash_export.errors import UsageError
 from flash_export.trials import Trial, plan_trials
 
@@ -24,8 +25,35 @@ def plan(**changes: object) -> list[list[Trial]]:
 def test_drawn_trials_come_first_and_a_whole_example_last() -> None:
     example = {"x": np.zeros((1, 3, 4), np.float32), "keep": np.ones((1, 3), np.int64)}
     names = [choices[0].name for choices in plan(example=example)]
-    assert names == ["b=2 s=67 seed=0", "b=1 s=1 seed=1", "b=4 s=131 seed=2", "example"]
+    assert names == ["b=3 s=67 seed=0", "b=1 s=1 seed=1", "b=2 s=131 seed=2", "example"]
     assert len(plan(example={"x": example["x"]})) == 3
+
+
+def test_nothing_is_drawn_at_the_sizes_of_the_example() -> None:
+    example = {"x": np.zeros((1, 1, 4), np.float32), "keep": np.ones((1, 1), np.int64)}
+    names = [choices[0].name for choices in plan(example=example)]
+    assert names == ["b=3 s=67 seed=0", "b=2 s=131 seed=1", "example"]
+
+
+@pytest.mark.parametrize(("keys", "large", "batches"), [
+    ("s", False, [3, 1, 2]), ("s", True, [3, 1, 2]), ("99", False, [3, 1, 2]), ("99", True, [1, 3]),
+])  # fmt: skip
+def test_each_kind_of_padding_is_among_the_rows_of_a_mask(
+    keys: str, large: bool, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large model without a dynamic length is tried with two batches alone: nothing else would differ."""
+    if large:
+        monkeypatch.setattr(trials, "SMALL_MODEL_BYTES", -1)
+    text = f'<ir_version: 9, opset_import: ["": 18]> g (int64[b,{keys}] keep) => (bool[b,{keys}] y)'
+    model = ir.from_onnx_text(text + " { y = Cast<to = 9>(keep) }")
+    drawn = plan_trials(model, example={}, ranges={}, values=None, seed=0)
+    assert [first.batch for first, *_ in drawn] == batches
+    kinds = set()
+    for first, *_ in drawn:
+        for row in first.feeds["keep"]:
+            edges = np.flatnonzero(np.diff(row))
+            kinds.add("full" if row.all() else "holes" if len(edges) > 1 else "left" if row[-1] else "right")
+    assert kinds == {"full", "right", "left", "holes"}
 
 
 def test_another_seed_draws_other_numbers() -> None:

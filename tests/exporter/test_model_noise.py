@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from flash_export import accept, check_model
+from flash_export.accept import Noise
+from flash_export.check_model import Expected, ModelRun
+from flash_export.trials import Trial
+
+TEXT = """<ir_version: 9, opset_import: ["": 18]> g (float[n] x) => (float[n] y) { s = Exp (x) y = Log (s) }"""
+
+
+def run(error: float) -> ModelRun:
+    """One whose output is off by ``error`` where 1 is tolerated."""
+    verdict = accept.Verdict("" if error <= 1 else "too far", error, 1.0, 0.0, None, 0, 9)
+    return ModelRun("y", "t", "unfused", verdict, "float64")
+
+
+@pytest.mark.parametrize(("errors", "again"), [([0.5, 1.0], False), ([0.5, 1.5], True), ([1.5, 100.0], False)])
+def test_noise_is_measured_again_where_an_output_is_a_little_beyond_it(errors: list[float], again: bool) -> None:
+    expected = Expected(noise=[Noise(1e-6, 3e-7)], measure_more=lambda: [Noise(2e-6, 1e-7)])
+    assert expected.settle_noise([run(error) for error in errors]) == again
+    assert expected.noise == [Noise(2e-6, 3e-7) if again else Noise(1e-6, 3e-7)]
+    if again:
+        assert not expected.settle_noise([run(1.5)]), "once and no more"
+
+
+def test_a_small_model_is_measured_beforehand_and_has_nothing_to_measure_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ir.from_onnx_text(TEXT)
+    trial = Trial("one", {"x": np.random.default_rng(0).standard_normal(5).astype(np.float32)})
+    assert check_model.run_unfused(model, [[trial]], [], [], tmp_path).measure_more is None
+    monkeypatch.setattr(check_model, "SMALL_MODEL_BYTES", -1)
+    large = check_model.run_unfused(model, [[trial]], [], [], tmp_path)
+    assert large.measure_more is not None
+    (once,), (more,) = large.noise, large.measure_more()
+    assert 0 < more.maximum < 1e-5
+    assert more != once
