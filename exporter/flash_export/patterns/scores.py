@@ -14,13 +14,14 @@ import numpy as np
 import onnx_ir as ir
 
 from flash_export import graph as g
-from flash_export.canonical import Added, Hidden, NotAttention, Refused, Side, Term
+from flash_export.canonical import Added, Hidden, NotAttention, Refused, Side, Term, name_of
 from flash_export.dims import ONE
 from flash_export.layout import Axes, Axis, is_float_cast, read_scalar_factor, step, trains
 from flash_export.mask_terms import FORGETS, uniform
 from flash_export.patterns.lifted import BELOW_ALL, lifted
 from flash_export.patterns.nearby import summed_product, written_out
 from flash_export.patterns.quantized import QUANTIZE_AFTERWARDS, in_scores
+from flash_export.patterns.row_factors import row_factor
 from flash_export.region import Region, is_product
 
 
@@ -46,6 +47,8 @@ class Expression:
     sinks: Side | None = None
     key_axes: list[Axis] = dataclasses.field(default_factory=list)
     """Axes that a node took for those of the keys; the softmax must run over them."""
+    shifted: ir.Node | None = None
+    """Subtracts each row's own maximum: no softmax sees it, but a column beside the scores and a soft cap do."""
 
     def multiply(self, factor: float) -> None:
         """Everything read so far is multiplied by ``factor``."""
@@ -195,31 +198,7 @@ def _scaled(node: ir.Node, region: Region) -> list[Step]:
         return [Step(node, factor[0], lambda e: e.multiply(factor[1]))]
     a, b = node.inputs[0], node.inputs[1]
     pairs = [(a, b)] if node.op_type == "Div" else [(a, b), (b, a)]
-    return [Step(node, v, _row_factor(node, by, region)) for v, by in pairs if v is not None and by is not None]
-
-
-def _row_factor(node: ir.Node, by: ir.Value, region: Region) -> Callable[[Expression], None]:
-    """A factor that is one number for all keys may as well multiply Q, as long as nothing has been added yet."""
-
-    def effect(e: Expression) -> None:
-        shape = region.shapes.shape(by)
-        if node.op_type == "Div":
-            what = "divided by a tensor"
-        elif shape is None or shape[-1:] not in ((), (ONE,)) or len(shape) > len(e.axes):
-            what = "multiplied by a tensor that differs from key to key"
-        elif e.terms or e.softcap or e.inside_tanh or e.sinks is not None:
-            what = "multiplied by a tensor after a mask, a bias, a soft cap or a sink"
-        else:
-            e.row_factors.append(Side(by, e.axes, node))
-            return
-        raise Refused(
-            "scale_not_scalar",
-            f"the scores are {what}; one number, or a factor for each row, is read as the scale",
-            node,
-            "multiply Q by the tensor before the product, or leave this attention in standard operators",
-        )
-
-    return effect
+    return [Step(node, v, row_factor(node, by, region)) for v, by in pairs if v is not None and by is not None]
 
 
 def _negated(node: ir.Node, region: Region) -> list[Step]:
@@ -242,6 +221,7 @@ def _shift(node: ir.Node, scores: ir.Value | None, by: ir.Value | None, region: 
         if e.inside_tanh:
             raise Refused("softcap_form", "a maximum is subtracted inside the soft cap", node, "leave it")
         e.key_axes.append(e.axes[-1])
+        e.shifted = node
 
     return [Step(node, scores, effect)]
 
@@ -331,6 +311,13 @@ def _tanh(node: ir.Node, region: Region) -> list[Step]:
         e.refuse_after_sink(node)
         if e.inside_tanh:
             raise Refused("softcap_form", "a tanh lies inside the tanh of the soft cap", node, "cap the scores once")
+        if e.shifted is not None:
+            raise Refused(
+                "softcap_form",
+                f"each row's maximum is subtracted inside the soft cap, at {name_of(e.shifted)}: that changes the cap",
+                node,
+                "cap the scaled scores themselves; the softmax subtracts the maximum by itself",
+            )
         if e.terms or e.softcap:
             inside = "another soft cap" if e.softcap else "a mask or bias"
             raise Refused(
@@ -358,6 +345,14 @@ def _sink(node: ir.Node, region: Region) -> list[Step]:
         e.refuse_after_sink(node)
         if e.inside_tanh:
             raise Refused("softcap_form", "a column is concatenated inside the soft cap", node, "leave it")
+        if e.shifted is not None:
+            raise Refused(
+                "sink",
+                f"each row's maximum is subtracted from the scores, at {name_of(e.shifted)}, before a column stands"
+                " beside them: its numbers then weigh otherwise in each row",
+                node,
+                "concatenate the sinks to the scores themselves; the softmax subtracts the maximum by itself",
+            )
         e.sinks = Side(column, e.axes, node)
         e.key_axes.append(e.axes[-1])
 

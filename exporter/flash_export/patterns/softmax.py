@@ -11,12 +11,13 @@ import onnx_ir as ir
 
 from flash_export import graph as g
 from flash_export.canonical import Added, Attention, NotAttention, Refused
-from flash_export.contrib_product import added_by, alpha_of, keeps_rows
+from flash_export.contrib_product import added_by, alpha_of
 from flash_export.layout import Axes, Axis, Chain, leaves
 from flash_export.patterns.contrib_inputs import require_inputs
 from flash_export.patterns.nearby import product_above
 from flash_export.patterns.probabilities import axes_below, read_probabilities, refuse_second, zero
 from flash_export.patterns.quantized import refuse_quantized
+from flash_export.patterns.row_factors import with_row_factors
 from flash_export.patterns.scores import Expression, Step, read_scores, refuse_replaced
 from flash_export.patterns.spread import spread
 from flash_export.region import Product, Region, follow_tail, multiply
@@ -129,7 +130,7 @@ def _assemble(
         raise _other_axis(anchor)
     transposed = _is_transposed(scores, summed, anchor)
     (batch, rows), *readings = _readings(scores, scores.right if transposed else scores.left, summed)
-    query = _with_row_factors(expression, scores, first, left, transposed, region)
+    query = with_row_factors(expression, scores, first, left, transposed, region)
     axes = axes_below(expression, down, region)
     probabilities = down[-1].outputs[0] if down else anchor.outputs[0]
     at = 0 if second.inputs[0] is probabilities else 1
@@ -218,21 +219,3 @@ def _other_axis(anchor: ir.Node) -> Refused:
         anchor,
         "attention normalises over the keys; this one normalises over something else and stays as it is",
     )
-
-
-def _with_row_factors(
-    expression: Expression, scores: Product, first: ir.Node, query: Chain, transposed: bool, region: Region
-) -> Chain:
-    """Q times the factors of its rows, written down as a draft; Q itself where there are none."""
-    for side in expression.row_factors:
-        aligned = first.op_type != "Einsum" and keeps_rows(first)
-        if transposed or not aligned or side.axes != scores.axes or len(query.last) != len(scores.axes):
-            raise Refused(
-                "scale_not_scalar",
-                "the scores are multiplied by a tensor whose axes are not those of Q",
-                side.node,
-                "multiply Q by the tensor before the product, or leave this attention in standard operators",
-            )
-        value = region.drafts.op("Mul", query.values[-1], side.value)
-        query = Chain([value], [], [query.last], [], [])
-    return query

@@ -131,6 +131,38 @@ def test_the_maximum_over_another_axis_is_no_shift() -> None:
     assert code(model(lines.replace("{}", "m1"), constants=CONSTANTS)) == "softmax_axis"
 
 
+SHIFTED = "top = ReduceMax <keepdims = 1> (scaled, m1)\n low = Sub (scaled, top)\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (JOINED.replace("scaled", "low") + "p = Softmax <axis = -1> (all)\n" + DROPPED, "sink"),
+        (
+            JOINED.replace("scaled", "less") + "p = Softmax <axis = -1> (all)\n" + DROPPED,
+            "sink",
+        ),
+        ("c = Tanh (low)\n masked = Mul (c, half)\n" + graphs.REST, "softcap_form"),
+        ("c = Tanh (less)\n masked = Mul (c, half)\n" + graphs.REST, "softcap_form"),
+    ],
+)
+def test_a_maximum_is_no_part_of_what_a_sink_or_a_cap_sees(lines: str, reason: str) -> None:
+    """Both differ for scores that are lower by a number of each row; only a softmax does not."""
+    body = graphs.PRODUCT + COLUMN + SHIFTED + "less = Mul (low, half)\n" + lines
+    assert code(model(body, inputs=SINKS, constants=CONSTANTS)) == reason
+
+
+@pytest.mark.parametrize(
+    "lines", ["c = Tanh (scaled)\n scaled_ = Mul (c, half)\n" + SHIFTED.replace("scaled", "scaled_"), SHIFTED]
+)
+def test_a_maximum_subtracted_right_before_the_softmax_changes_nothing(lines: str) -> None:
+    proto = model(graphs.PRODUCT + lines + "masked = Identity (low)\n" + graphs.REST, constants=CONSTANTS)
+    fused, sites = fuse(proto)
+    assert only(sites).status == "fused", only(sites).reason
+    expected, got = both(proto, fused, numbers(SIZES[0]))
+    np.testing.assert_allclose(got, expected, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize(("lines", "scale"), [("masked = Neg (scaled)", -0.5), ("masked = Add (scaled, scaled)", 1.0)])
 def test_scores_that_are_negated_or_doubled_have_another_scale(lines: str, scale: float) -> None:
     proto = model(graphs.PRODUCT + lines + "\n" + graphs.REST)

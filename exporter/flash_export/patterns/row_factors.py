@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores multiplied by one number for all keys of a row, such as a scale of each head: the same as a factor of Q."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from flash_export.canonical import Refused, Side
+from flash_export.contrib_product import keeps_rows
+from flash_export.dims import ONE, Dim
+from flash_export.layout import Axes, Chain, leaves
+from flash_export.region import Product, Region
+
+if TYPE_CHECKING:
+    from flash_export.patterns.scores import Expression
+
+
+def row_factor(node: ir.Node, by: ir.Value, region: Region) -> Callable[[Expression], None]:
+    """A factor that is one number for all keys may as well multiply Q, as long as nothing has been added yet."""
+
+    def effect(e: Expression) -> None:
+        shape = region.shapes.shape(by)
+        if node.op_type == "Div":
+            what = "divided by a tensor"
+        elif shape is None or shape[-1:] not in ((), (ONE,)) or len(shape) > len(e.axes):
+            what = "multiplied by a tensor that differs from key to key"
+        elif _enlarges(shape, e.axes):
+            what = (
+                f"multiplied by a tensor of shape {list(shape)}, which is longer than they are where they have length 1"
+            )
+        elif e.terms or e.softcap or e.inside_tanh or e.sinks is not None:
+            what = "multiplied by a tensor after a mask, a bias, a soft cap or a sink"
+        else:
+            e.row_factors.append(Side(by, e.axes, node))
+            return
+        raise Refused(
+            "scale_not_scalar",
+            f"the scores are {what}; one number, or a factor for each row, is read as the scale",
+            node,
+            "multiply Q by the tensor before the product, or leave this attention in standard operators",
+        )
+
+    return effect
+
+
+def _enlarges(shape: Sequence[Dim], axes: Axes) -> bool:
+    """Whether the factor makes more scores than the product of Q and K did."""
+    return any(d != ONE and not leaves(a) for d, a in zip(reversed(shape), reversed(axes), strict=False))
+
+
+def with_row_factors(
+    expression: Expression, scores: Product, first: ir.Node, query: Chain, transposed: bool, region: Region
+) -> Chain:
+    """Q times the factors of its rows, written down as a draft; Q itself where there are none.
+
+    Raises:
+        Refused: ``scale_not_scalar`` for a factor that does not stand beside Q's own axes.
+    """
+    for side in expression.row_factors:
+        aligned = first.op_type != "Einsum" and keeps_rows(first)
+        if transposed or not aligned or side.axes != scores.axes or len(query.last) != len(scores.axes):
+            raise Refused(
+                "scale_not_scalar",
+                "the scores are multiplied by a tensor whose axes are not those of Q",
+                side.node,
+                "multiply Q by the tensor before the product, or leave this attention in standard operators",
+            )
+        value = region.drafts.op("Mul", query.values[-1], side.value)
+        query = Chain([value], [], [_spread(query.last, scores.axes, region.shapes.shape(side.value))], [], [])
+    return query
+
+
+def _spread(query: Axes, scores: Axes, factor: Sequence[Dim] | None) -> Axes:
+    """Q's axes times the factor: the scores' own where Q has length 1 and the factor has not, as K's heads may be."""
+    lengths = [*([ONE] * (len(query) - len(factor or ()))), *(factor or ())]
+    return [
+        own if leaves(own) or length == ONE else axis for own, axis, length in zip(query, scores, lengths, strict=True)
+    ]
