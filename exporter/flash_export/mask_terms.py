@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -12,7 +13,7 @@ from flash_export import graph as g
 from flash_export.canonical import Added, Hidden
 from flash_export.dims import ONE
 from flash_export.evaluate import Evaluator
-from flash_export.layout import regroup, size_of
+from flash_export.layout import FLOATS, regroup, size_of
 from flash_export.shapes import Shapes
 
 FORGETS = float(np.finfo(np.float16).min)
@@ -20,22 +21,52 @@ FORGETS = float(np.finfo(np.float16).min)
 
 
 def uniform(value: ir.Value, evaluator: Evaluator) -> float | None:
-    """The number that every element of ``value`` holds, whatever its lengths; None when there is no such number."""
+    """The number that every element of ``value`` holds, whatever its lengths; None when there is no such number.
+
+    Casts on the way count: ``-1e9`` is minus infinity behind a Cast to float16, and 1 behind one to a truth.
+    """
+    number = _uniform(value, evaluator)
+    return None if number is None else float(number[0])
+
+
+def _uniform(value: ir.Value, evaluator: Evaluator) -> np.ndarray | None:
+    """The same as an array of one element in the value's own type."""
     array = g.constant(value)
     if array is not None:
-        return float(array.reshape(-1)[0]) if array.size and (array == array.reshape(-1)[0]).all() else None
+        return _repeated(array)
     node = value.producer()
     if g.is_op(node, "ConstantOfShape"):
         assert node is not None
         attribute = node.attributes.get("value")
-        return 0.0 if attribute is None else float(g.tensor_of(attribute).numpy().reshape(-1)[0])
+        return np.zeros(1, np.float32) if attribute is None else g.tensor_of(attribute).numpy().reshape(-1)[:1]
     if node is not None and g.is_op(node, "Expand", "Reshape", "Identity", "Unsqueeze", "Squeeze", "Transpose", "Cast"):
         source = node.inputs[0]
-        return None if source is None else uniform(source, evaluator)
+        number = None if source is None else _uniform(source, evaluator)
+        if number is None or node.op_type != "Cast":
+            return number
+        return _cast(number, ir.DataType(g.int_attribute(node, "to", 0)))
     if node is None or not evaluator.evaluable(value) or evaluator.symbols(value):
         return None
-    array = evaluator.evaluate(value, {})
-    return float(array.reshape(-1)[0]) if array.size and (array == array.reshape(-1)[0]).all() else None
+    return _repeated(evaluator.evaluate(value, {}))
+
+
+def _repeated(array: np.ndarray) -> np.ndarray | None:
+    """The element that the array consists of, as an array."""
+    flat = array.reshape(-1)
+    return flat[:1] if flat.size and (flat == flat[0]).all() else None
+
+
+def _cast(number: np.ndarray, to: ir.DataType) -> np.ndarray | None:
+    """What ONNX's Cast makes of a number; None where runtimes differ, as of -1e9 in int8 or in 8 bits of float."""
+    if to in FLOATS:
+        with np.errstate(over="ignore"):
+            return number.astype(to.numpy())
+    if to == ir.DataType.BOOL:
+        return number != 0
+    if not to.is_integer() or not np.isfinite(number).all():
+        return None
+    limits = ml_dtypes.iinfo(to.numpy())
+    return number.astype(to.numpy()) if limits.min <= int(number[0]) <= limits.max else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one number that takes the place of hidden scores: what arrives there, and what it may not do."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import pytest
+from exporter import graphs
+from exporter.graphs import SIZES, attention, both, fuse, numbers, only
+
+from flash_export.evaluate import Evaluator
+from flash_export.mask_terms import uniform
+from flash_export.shapes import Shapes
+
+PAD_INPUTS = graphs.QKV + ", bool[B, 1, 1, T] pad"
+CONSTANTS = graphs.CONSTANTS + ", float some = {-1e9}, float lower = {-3.4028234663852886e+38}, double far = {-1e300}"
+HALF, FLOAT, BFLOAT, TRUTH, BYTE, INT8, INT64, FLOAT8 = 10, 1, 16, 9, 2, 3, 7, 17
+GUARDED = (
+    "p = Softmax <axis = -1> (masked)\n nan = IsNaN (p)\n probs = Where (nan, zero, p)\n out = MatMul (probs, v)\n"
+)
+
+
+def cast(start: str, *types: int) -> str:
+    """Lines that make ``fill`` of a constant by one Cast after another."""
+    names = [start, *(f"cast{i}" for i in range(len(types) - 1)), "fill"]
+    return "".join(f"{names[i + 1]} = Cast <to = {to}> ({names[i]})\n" for i, to in enumerate(types))
+
+
+@pytest.mark.parametrize(
+    ("lines", "arrives"),
+    [
+        (cast("some", HALF, FLOAT), -np.inf),
+        (cast("lower", HALF, FLOAT), -np.inf),
+        (cast("lower", BFLOAT, FLOAT), -np.inf),
+        (cast("far", FLOAT), -np.inf),
+        (cast("some", BFLOAT, FLOAT), float(np.float32(-1e9).astype(ml_dtypes.bfloat16))),
+        (cast("some", TRUTH, FLOAT), 1.0),
+        (cast("some", INT64, FLOAT), -1e9),
+        (cast("scale", INT64, FLOAT), 0.0),
+        (cast("some", INT8, FLOAT), None),
+        (cast("some", BYTE, FLOAT), None),
+        (cast("some", FLOAT8, FLOAT), None),
+        (cast("hidden", INT64, FLOAT), None),
+        ("k_size = Size (k)\n one = Cast <to = 7> (k_size)\n fill = Cast <to = 1> (one)\n", None),
+        ("wide = ConstantOfShape <value = float[1] {-1e9}> (q_shape)\n" + cast("wide", HALF, FLOAT), -np.inf),
+    ],
+)
+def test_the_number_is_the_one_behind_all_casts(lines: str, arrives: float | None) -> None:
+    body = graphs.LENGTHS + graphs.PRODUCT + lines + "masked = Where (pad, fill, scaled)\n" + graphs.REST
+    graph = ir.from_proto(graphs.model(body, inputs=PAD_INPUTS, constants=CONSTANTS, opset=19)).graph
+    (where,) = (node for node in graph if node.op_type == "Where")
+    fill = where.inputs[1]
+    assert fill is not None
+    assert uniform(fill, Evaluator(Shapes(graph), 19)) == arrives
+
+
+@pytest.mark.parametrize(
+    "form", ["masked = Where (pad, fill, scaled)\n", "m = Where (pad, fill, zero)\n masked = Add (scaled, m)\n"]
+)
+@pytest.mark.parametrize("start", ["some", "lower"])
+def test_a_fill_that_a_cast_makes_minus_infinity_hides_for_good(form: str, start: str) -> None:
+    body = graphs.LENGTHS + graphs.PRODUCT + cast(start, HALF, FLOAT) + form + GUARDED
+    proto = graphs.model(body, inputs=PAD_INPUTS, constants=CONSTANTS)
+    fused, sites = fuse(proto)
+    assert only(sites).status == "fused", only(sites).reason
+    for sizes in SIZES:
+        pad = np.zeros((sizes["B"], 1, 1, sizes["T"]), bool)
+        pad[0, ..., : sizes["T"] // 2 + 1] = True
+        pad[-1] = True
+        expected, got = both(proto, fused, [*numbers(sizes), pad])
+        assert not expected[-1].any()
+        np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize("to", [TRUTH, INT8, BYTE])
+def test_a_fill_that_a_cast_makes_another_number_is_refused(to: int) -> None:
+    proto = attention(
+        cast("some", to, FLOAT) + "masked = Where (pad, fill, scaled)", inputs=PAD_INPUTS, constants=CONSTANTS
+    )
+    assert graphs.code(proto) == "mask_replaces_scores"
