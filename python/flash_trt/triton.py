@@ -16,7 +16,6 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -28,15 +27,10 @@ from flash_export.save import check_output
 from flash_export.talk import Talk
 from flash_trt import cpu_operator, engine_file, native, onnx_file, plugin_library, shapes, tensorrt_provider
 from flash_trt.onnx_file import GraphInput, OnnxFile
+from flash_trt.triton_config import Served, batch_symbol, config
+from flash_trt.triton_level import level_for
 
 AUTOLOAD = "libflash_attention_autoload.so"
-_TYPES = {
-    onnx.TensorProto.FLOAT: "TYPE_FP32", onnx.TensorProto.FLOAT16: "TYPE_FP16", onnx.TensorProto.BFLOAT16: "TYPE_BF16",
-    onnx.TensorProto.DOUBLE: "TYPE_FP64", onnx.TensorProto.INT8: "TYPE_INT8", onnx.TensorProto.INT16: "TYPE_INT16",
-    onnx.TensorProto.INT32: "TYPE_INT32", onnx.TensorProto.INT64: "TYPE_INT64", onnx.TensorProto.UINT8: "TYPE_UINT8",
-    onnx.TensorProto.BOOL: "TYPE_BOOL",
-}  # fmt: skip
-
 _BATCH = 8
 """The largest batch where neither ``--max-batch`` nor shapes tell one."""
 
@@ -64,27 +58,6 @@ class Repository:
 
     folder: Path
     server_line: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Served:
-    """One model as Triton sees it: its files by their names in the version's folder, and what the server needs.
-
-    ``provider`` are parameters of ONNX Runtime's TensorRT provider beside the library's path. ``profiles``: how many an
-    engine has; the server takes the first alone unless it is told of the others. ``min_batch``: the smallest batch that
-    the shapes, or the file, hold. ``read_as_shapes``: inputs whose numbers TensorRT computes shapes from.
-    """
-
-    platform: str
-    files: dict[str, Path | bytes]
-    inputs: Sequence[GraphInput]
-    outputs: Sequence[GraphInput]
-    libraries: tuple[Path, ...]
-    max_batch: int
-    provider: dict[str, str] = dataclasses.field(default_factory=dict)
-    profiles: int = 0
-    min_batch: int = 1
-    read_as_shapes: frozenset[str] = frozenset()
 
 
 def triton(options: TritonOptions, talk: Talk) -> Repository:
@@ -143,7 +116,7 @@ def _require_free_name(name: str, folder: Path) -> None:
     check_output(folder)
 
 
-def _require_preloadable(folder: Path, served: _Served) -> None:
+def _require_preloadable(folder: Path, served: Served) -> None:
     """LD_PRELOAD is a list, divided at spaces and colons, in which $ begins a variable; there is no way to quote."""
     library = (folder / "lib" / AUTOLOAD).absolute()
     if AUTOLOAD in {source.name for source in served.libraries} and re.search(r"[\s:;$]", str(library)):
@@ -156,7 +129,7 @@ def _require_preloadable(folder: Path, served: _Served) -> None:
         )
 
 
-def _engine(options: TritonOptions, talk: Talk) -> _Served:
+def _engine(options: TritonOptions, talk: Talk) -> Served:
     engine = engine_file.read(options.model)
     if not options.trust_engine:
         engine_file.require_trust(engine)
@@ -185,7 +158,7 @@ def _engine(options: TritonOptions, talk: Talk) -> _Served:
     largest = [limits["max"][0] for profile in of_shapes for limits in profile]
     smallest = [max(limits["min"][0] for limits in profile) for profile in of_shapes if profile]
     libraries = () if engine.carries_plugin else (_autoload(), plugin_library.find())
-    return _Served(
+    return Served(
         "tensorrt_plan",
         {"model.plan": options.model},
         inputs,
@@ -208,7 +181,7 @@ def _holds_values(tensor: GraphInput, profile: engine_file.Profile) -> bool:
 
 def _batch_range(file: OnnxFile) -> tuple[int, int] | None:
     """With which batches the model works, as flash-export wrote it; None where the file does not tell."""
-    return file.dim_ranges.get(_batch_symbol(file.inputs, file.output_tensors))
+    return file.dim_ranges.get(batch_symbol(file.inputs, file.output_tensors))
 
 
 def _largest_batch(
@@ -231,9 +204,9 @@ def _largest_batch(
     return min(asked or of_shapes, of_shapes)
 
 
-def _require_smallest(options: TritonOptions, served: _Served, talk: Talk) -> None:
+def _require_smallest(options: TritonOptions, served: Served, talk: Talk) -> None:
     """A server hands over requests of any batch from 1 on: a configuration has no smallest one."""
-    if served.min_batch < 2 or not _batch_symbol(served.inputs, served.outputs):
+    if served.min_batch < 2 or not batch_symbol(served.inputs, served.outputs):
         return
     if served.min_batch > served.max_batch:
         raise UsageError(
@@ -260,18 +233,26 @@ def _require_no_shapes(options: TritonOptions, is_engine: bool) -> None:
         )
 
 
-def _onnx(options: TritonOptions, talk: Talk) -> _Served:
+def _onnx(options: TritonOptions, talk: Talk) -> Served:
     file = onnx_file.read(options.model)
     weights: dict[str, Path | bytes] = {**file.external}
     _require_free_names(file)
-    if file.flash_nodes and options.device == "gpu":
+    if not file.flash_nodes:
+        talk.warn(
+            "the model has no FlashAttention node, so the server computes attention as written out; where flash-export "
+            "made the file, every attention was refused, and its report.json says why"
+        )
+    elif options.device == "gpu":
         return _in_provider(options, file, weights, talk)
-    libraries = (Path(cpu_operator.cpu_operator_path()),) if file.flash_nodes else ()
+    library = cpu_operator.cpu_operator_path() if file.flash_nodes else ""
+    libraries = (Path(library),) if library else ()
+    level = level_for(options.model, library, talk) if options.device == "cpu" else 0
     files = {"model.onnx": options.model} | weights
     works_with = _batch_range(file)
     batch = _largest_batch(options, None, talk, works_with)
     smallest = works_with[0] if works_with else 1
-    return _Served("onnxruntime_onnx", files, file.inputs, file.output_tensors, libraries, batch, min_batch=smallest)
+    tensors = file.inputs, file.output_tensors
+    return Served("onnxruntime_onnx", files, *tensors, libraries, batch, min_batch=smallest, level=level)
 
 
 def _require_free_names(file: OnnxFile) -> None:
@@ -287,7 +268,7 @@ def _require_free_names(file: OnnxFile) -> None:
             )
 
 
-def _in_provider(options: TritonOptions, file: OnnxFile, weights: dict[str, Path | bytes], talk: Talk) -> _Served:
+def _in_provider(options: TritonOptions, file: OnnxFile, weights: dict[str, Path | bytes], talk: Talk) -> Served:
     """The model for ONNX Runtime's TensorRT provider, which gets our plugin."""
     model, computed_in = tensorrt_provider.provider_model(file)
     parameters = {}
@@ -304,7 +285,7 @@ def _in_provider(options: TritonOptions, file: OnnxFile, weights: dict[str, Path
         smallest = max((range_.smallest[0] for range_ in profile.ranges if range_.smallest), default=1)
     else:
         talk.warn("no --shape: ONNX Runtime builds an engine at the first request and again at every larger shape")
-    return _Served(
+    return Served(
         "onnxruntime_onnx",
         {"model.onnx": model.SerializeToString()} | weights,
         file.inputs,
@@ -327,69 +308,6 @@ def _autoload() -> Path:
             do="install flash-export from a wheel or with pip install -e .",
         )
     return found
-
-
-# --- the configuration ------------------------------------------------------------------------------------------------
-
-
-def config(name: str, served: _Served, options: TritonOptions) -> str:
-    """``config.pbtxt`` in protobuf's text form (Triton's ModelConfig).
-
-    Requests are batched where the first dim of every input and output is one and the same symbol.
-    """
-    batch = _batch_symbol(served.inputs, served.outputs)
-    parts = [f"name: {_quoted(name)}", f"platform: {_quoted(served.platform)}"]
-    parts.append(f"max_batch_size: {served.max_batch if batch else 0}")
-    for side, tensors in (("input", served.inputs), ("output", served.outputs)):
-        for tensor in tensors:
-            is_shape = " is_shape_tensor: true" if side == "input" and tensor.name in served.read_as_shapes else ""
-            parts.append(f"{side} {{ {_tensor(tensor, skip=bool(batch))}{is_shape} }}")
-    chosen = "".join(f" profile: {_quoted(str(n))}" for n in range(served.profiles)) if served.profiles > 1 else ""
-    parts.append(f"instance_group {{ count: {options.instances} kind: KIND_{options.device.upper()}{chosen} }}")
-    if batch:
-        parts.append(f"dynamic_batching {{ max_queue_delay_microseconds: {options.delay_us} }}")
-    if served.platform == "onnxruntime_onnx" and served.libraries:
-        library = str((options.repository / name / "lib" / served.libraries[0].name).absolute())
-        if options.device == "gpu":
-            parts.append(_accelerator(served.provider | {"trt_extra_plugin_lib_paths": library}))
-        else:
-            parts.append(f"model_operations {{ op_library_filename: {_quoted(library)} }}")
-    return "\n".join(parts) + "\n"
-
-
-def _accelerator(parameters: Mapping[str, str]) -> str:
-    """ONNX Runtime's TensorRT provider with its options, as Triton's ONNX Runtime backend spells them."""
-    spelled = " ".join(f"parameters {{ key: {_quoted(k)} value: {_quoted(v)} }}" for k, v in parameters.items())
-    inner = f'gpu_execution_accelerator {{ name: "tensorrt" {spelled} }}'
-    return f"optimization {{ execution_accelerators {{ {inner} }} }}"
-
-
-def _quoted(text: str) -> str:
-    """``text`` as a string of protobuf's text form, which is UTF-8: JSON's would have an emoji as two surrogates."""
-    escaped = "".join(f"\\{ord(c):03o}" if c in '"\\' or ord(c) < 32 or ord(c) == 127 else c for c in text)
-    return f'"{escaped}"'
-
-
-def _batch_symbol(inputs: Sequence[GraphInput], outputs: Sequence[GraphInput]) -> str:
-    firsts = {tensor.dims[0] if tensor.dims else 0 for tensor in [*inputs, *outputs]}
-    (only,) = firsts if len(firsts) == 1 else (0,)
-    return only if isinstance(only, str) else ""
-
-
-def _tensor(tensor: GraphInput, *, skip: bool) -> str:
-    kind = _TYPES.get(tensor.dtype)
-    if kind is None:
-        raise UnsupportedModel(
-            "Triton does not know the type of a tensor",
-            where=f"tensor {tensor.name}",
-            got=onnx.TensorProto.DataType.Name(tensor.dtype),
-            need=f"one of {', '.join(_TYPES.values())}",
-            do="change the model's interface to one of these",
-        )
-    dims = ", ".join(str(dim) if isinstance(dim, int) else "-1" for dim in tensor.dims[int(skip) :])
-    # Triton wants at least one dim: a number for each item of the batch is a vector of one to it.
-    shape = f"dims: [ {dims} ]" if dims else "dims: [ 1 ] reshape { shape: [ ] }"
-    return f"name: {_quoted(tensor.name)} data_type: {kind} {shape}"
 
 
 def _server_line(options: TritonOptions, folder: Path) -> str:

@@ -69,7 +69,32 @@ def test_a_process_that_ends_by_a_signal_is_a_crash_and_an_error_is_none(
     assert runtime_defects.disabled_optimizers(tmp_path / "m.onnx") == [runtime_defects.AVOIDED]
     monkeypatch.setattr(runtime_defects, "_LOADS", "raise SystemExit(1)")
     assert runtime_defects.crash_of(tmp_path / "m.onnx") == ""
-    monkeypatch.setattr(runtime_defects, "_LOADS", "import os, sys; len(sys.argv) > 2 or os.kill(os.getpid(), 11)")
+    monkeypatch.setattr(runtime_defects, "_LOADS", "import os, sys; len(sys.argv) > 4 or os.kill(os.getpid(), 11)")
     assert "signal 11); a session with disabled_optimizers" in runtime_defects.crash_of(tmp_path / "m.onnx")
     monkeypatch.setattr(runtime_defects, "_LOADS", "import os; os.kill(os.getpid(), 6)")
     assert runtime_defects.crash_of(tmp_path / "m.onnx").endswith("(signal 6)")
+
+
+def test_the_level_that_loads_a_file_is_the_first_with_which_no_process_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Identity", ["x"], ["y"])],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT16, [2])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT16, [2])],
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(onnx.helper.make_model(graph), path)
+    assert runtime_defects.level_that_loads(path, "") == ("ORT_ENABLE_ALL", "")
+    crashes = "import os, sys; sys.argv[2:4] in [{}] and os.kill(os.getpid(), 11)"
+    monkeypatch.setattr(
+        runtime_defects, "_LOADS", crashes.format("['ORT_ENABLE_ALL', 'l'], ['ORT_ENABLE_EXTENDED', 'l']")
+    )
+    level, why = runtime_defects.level_that_loads(path, "l")
+    assert level == "ORT_ENABLE_BASIC"
+    assert "signal 11" in why
+    monkeypatch.setattr(runtime_defects, "_TRIED_BYTES", 1)
+    level, why = runtime_defects.level_that_loads(path, "l")
+    assert level == "ORT_ENABLE_EXTENDED", "not tried"
+    assert "too large" in why
