@@ -48,6 +48,8 @@ class DrownedRows:
                 return None
             wanted = [names[name] for name in ("query", "key", "value", "kv_lengths")]
             query, key, value, lengths = self._values(wanted, feeds)
+            if not _fits(bias, query, key, attributes):
+                return None  # nor does the node take it
             rows = _drowned(bias, query, key, lengths, attributes)
             return self._followed(_spread(rows, value, attributes), feeds) if rows.any() else None
         except (CannotCut, CannotRun):
@@ -81,6 +83,13 @@ class DrownedRows:
 
 def _large(bias: np.ndarray) -> np.ndarray:
     return np.asarray(np.isfinite(bias) & (np.abs(bias) >= LARGE))
+
+
+def _fits(bias: np.ndarray, query: np.ndarray, key: np.ndarray, attributes: Attributes) -> bool:
+    """Whether the bias broadcasts to the scores of these operands."""
+    axis = 2 if attributes.layout == LAYOUT_BHSD else 1
+    scores = (query.shape[0], attributes.q_num_heads, query.shape[axis], key.shape[axis])
+    return all(own in (1, full) for own, full in zip(bias.shape, scores, strict=True))
 
 
 def _drowned(

@@ -62,7 +62,7 @@ def _cast(number: np.ndarray, to: ir.DataType) -> np.ndarray | None:
         with np.errstate(over="ignore"):
             return number.astype(to.numpy())
     if to == ir.DataType.BOOL:
-        return number != 0
+        return np.asarray(number != 0)
     if not to.is_integer() or not np.isfinite(number).all():
         return None
     limits = ml_dtypes.iinfo(to.numpy())

@@ -22,6 +22,7 @@ import onnx_ir as ir
 
 from flash_export.bands import Band
 from flash_export.canonical import Added, Attention, Hidden, Refused, Side, Term
+from flash_export.enlarging import refuse_enlarging
 from flash_export.layout import Axes, leaves
 from flash_export.lengths import lengths_of_literal
 from flash_export.mask_proofs import Prover
@@ -69,11 +70,13 @@ def plan_masks(attention: Attention, region: Region) -> MaskPlan:
     """Decides for every term whether it is dropped, proven and becomes an attribute, or stays a tensor.
 
     Raises:
-        Refused: ``mask_replaces_scores`` for a replaced score whose fill cannot be added instead.
+        Refused: ``mask_replaces_scores`` for a replaced score whose fill cannot be added instead; ``bias_shape`` for a
+            mask that would make more scores.
     """
     prover = Prover(attention, region)
     for term in attention.terms:
-        _refuse_enlarging(term, region)
+        value = term.condition if isinstance(term, Hidden) else term.value
+        refuse_enlarging("mask", value, term.axes, term.node, region.shapes)
     plan = MaskPlan(attention.band, attention.lengths)
     terms = [part for term in attention.terms for part in _flattened(term, prover)]
     for index, term in enumerate(terms):
@@ -100,26 +103,6 @@ def _read_lengths(plan: MaskPlan, ends: Axes, region: Region) -> None:
                 part.added, part.fill = None, -np.inf
                 plan.parts = [p for p in plan.parts if p.added is not None or p.literals]
                 return
-
-
-def _refuse_enlarging(term: Term, region: Region) -> None:
-    """A mask that is longer than the scores where they have length 1 would make the output larger."""
-    value = term.condition if isinstance(term, Hidden) else term.value
-    shape = region.shapes.shape(value)
-    if shape is None:
-        why = "its rank is not known"
-    elif len(shape) > len(term.axes):
-        why = f"it has rank {len(shape)}, the scores {len(term.axes)}"
-    elif any(d.static != 1 and not leaves(a) for d, a in zip(reversed(shape), reversed(term.axes), strict=False)):
-        why = f"it has shape {list(shape)} where the scores have length 1"
-    else:
-        return
-    raise Refused(
-        "bias_shape",
-        f'the mask "{value.name}" does not broadcast into the scores: {why}',
-        term.node,
-        "give the mask the scores' rank with each dim 1 or full",
-    )
 
 
 def _place(term: Term, others: list[Term], plan: MaskPlan, prover: Prover) -> None:

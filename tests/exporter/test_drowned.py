@@ -109,6 +109,15 @@ def test_the_rows_are_those_whose_best_visible_key_is_drowned(band, lengths, lay
     assert np.array_equal(found, wanted)
 
 
+@pytest.mark.parametrize("shape", [(4, 1, 1, 1), (1, 3, 1, 1), (1, 1, 1, 5)])
+def test_of_a_bias_that_does_not_broadcast_nothing_is_said(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """A constant of four batch entries in a model of any batch: the node refuses it, which is no error of the check."""
+    attributes = Attributes(2, 2, 0.5, LAYOUT_BHSD, has_bias=1)
+    node, site = one_node(attributes, np.full(shape, -5e3, np.float32), [2**31 - 1])
+    feeds = {n: np.ones((2, 2, 7, 3), np.float32) for n in "qkv"}
+    assert DrownedRows(site, node, tmp_path).of(feeds) is None
+
+
 def one_node(attributes: Attributes, bias: np.ndarray, lengths: list[int]) -> tuple[ir.Model, Site]:
     """One FlashAttentionEx node over the inputs q, k and v."""
     rank = 4 if attributes.layout == LAYOUT_BHSD else 3

@@ -11,6 +11,7 @@ from exporter import graphs
 from exporter.graphs import SIZES, attention, both, fuse, numbers, only
 
 from flash_export.evaluate import Evaluator
+from flash_export.find import find
 from flash_export.mask_terms import uniform
 from flash_export.shapes import Shapes
 
@@ -80,3 +81,64 @@ def test_a_fill_that_a_cast_makes_another_number_is_refused(to: int) -> None:
         cast("some", to, FLOAT) + "masked = Where (pad, fill, scaled)", inputs=PAD_INPUTS, constants=CONSTANTS
     )
     assert graphs.code(proto) == "mask_replaces_scores"
+
+
+MORE = {"[1, 1, 1, 1, 1]": "it has rank 5, the scores 4", "[4, 1, 1, 1]": 'its 4 stands beside "B"'}
+"""A shape that one number may have, and why it would make more scores."""
+SOFTMAX = "p = Softmax <axis = -1> (masked)\n"
+
+
+def of_shape(number: str) -> str:
+    """A line that makes ``many``, which is one number in the shape ``dims``."""
+    return f"many = ConstantOfShape <value = float[1] {{{number}}}> (dims)\n"
+
+
+@pytest.mark.parametrize("shape", MORE)
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        (of_shape("-1e38") + "masked = Where (pad, many, scaled)\n" + graphs.REST, "bias_shape"),
+        (of_shape("-1e38") + "masked = Max (scaled, many)\n" + graphs.REST, "bias_shape"),
+        (of_shape("0.0") + "m = Where (pad, lower, many)\n masked = Add (scaled, m)\n" + graphs.REST, "bias_shape"),
+        (of_shape("-5000.0") + "masked = Add (scaled, many)\n" + graphs.REST, "bias_shape"),
+        (
+            of_shape("1.0") + "b = Cast <to = 9> (many)\n masked = Where (b, scaled, hidden)\n" + graphs.REST,
+            "bias_shape",
+        ),
+        ("masked = Mul (scaled, factor)\n" + graphs.REST, "scale_not_scalar"),
+        ("masked = Div (scaled, factor)\n" + graphs.REST, "scale_not_scalar"),
+        (
+            "masked = Where (pad, hidden, scaled)\n" + SOFTMAX + of_shape("0.0") + "nan = IsNaN (p)\n"
+            "probs = Where (nan, many, p)\n out = MatMul (probs, v)\n",
+            "probabilities_changed",
+        ),
+        (
+            "masked = Where (pad, some, scaled)\n" + SOFTMAX + of_shape("0.0") + "probs = Where (pad, many, p)\n"
+            "out = MatMul (probs, v)\n",
+            "probabilities_changed",
+        ),
+    ],
+    ids=["fill", "bound", "added zero", "bias", "condition", "factor", "divisor", "guard's zero", "zeroing zero"],
+)
+def test_one_number_that_would_make_more_scores_is_refused_with_that_reason(lines: str, code: str, shape: str) -> None:
+    dims = [int(n) for n in shape.strip("[]").split(",")]
+    proto = graphs.model(
+        graphs.LENGTHS + graphs.PRODUCT + lines,
+        inputs=f"{PAD_INPUTS}, int64[{len(dims)}] dims, float{shape} factor",
+        outputs=f"float[{'1, ' * (len(dims) - 4)}N, 4, S, 8] out",
+        constants=CONSTANTS,
+    )
+    held = graphs.holding(proto, dims=np.array(dims), factor=np.full(dims, 0.5, np.float32))
+    reason = only(find(ir.from_proto(held))).reason
+    assert reason is not None
+    assert reason.code == code
+    assert MORE[shape] in reason.text
+
+
+def test_a_mask_of_the_length_of_a_table_stays_beside_queries_and_keys_of_any_length() -> None:
+    """A model of 77 positions may well be declared with any length."""
+    body = graphs.LENGTHS + graphs.PRODUCT + "masked = Add (scaled, table)\n" + graphs.REST
+    proto = graphs.holding(
+        graphs.model(body, inputs=graphs.QKV + ", float[1, 4, 5, 7] table"), table=np.ones((1, 4, 5, 7), np.float32)
+    )
+    assert only(fuse(proto)[1]).bias_shape == [1, 4, 5, 7]

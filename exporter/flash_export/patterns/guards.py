@@ -10,6 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from flash_export import graph as g
+from flash_export.enlarging import refuse_longer
 from flash_export.layout import FLOATS
 from flash_export.mask_terms import uniform
 from flash_export.region import Region, users
@@ -26,6 +27,9 @@ def guards_below(value: ir.Value, region: Region) -> list[ir.Node]:
     """The Wheres, one below the other, that guard ``value``; empty where there is none, or somebody else reads it.
 
     The result of the last one is ``value`` with 0 in the place of NaN, or ``value`` itself.
+
+    Raises:
+        Refused: ``probabilities_changed`` for a guard whose number would make more probabilities.
     """
     chain: list[ir.Node] = []
     held = [value]
@@ -47,9 +51,12 @@ def _guards(node: ir.Node, held: list[ir.Value], region: Region) -> bool:
         return False
     condition, number = _plain(node.inputs[0]), node.inputs[1]
     fill = None if number is None else uniform(number, region.evaluator)
-    if fill is None or condition is None:
+    if number is None or fill is None or condition is None:
         return False
-    return (fill == 0.0 and _asks_for_nan(condition, held)) or _is_never(condition, held)
+    guards = (fill == 0.0 and _asks_for_nan(condition, held)) or _is_never(condition, held)
+    if guards:
+        refuse_longer(number, held[-1], node, region.shapes)
+    return guards
 
 
 def _asks_for_nan(condition: ir.Value, held: list[ir.Value]) -> bool:

@@ -11,7 +11,8 @@ import onnx_ir as ir
 from flash_export.canonical import Refused, Side
 from flash_export.contrib_product import keeps_rows
 from flash_export.dims import ONE, Dim
-from flash_export.layout import Axes, Chain, leaves
+from flash_export.enlarging import why_enlarged
+from flash_export.layout import Axes, Chain, leaves, size_of
 from flash_export.region import Product, Region
 
 if TYPE_CHECKING:
@@ -23,14 +24,15 @@ def row_factor(node: ir.Node, by: ir.Value, region: Region) -> Callable[[Express
 
     def effect(e: Expression) -> None:
         shape = region.shapes.shape(by)
-        if node.op_type == "Div":
+        sizes = [region.shapes.normal(size_of(axis)) for axis in e.axes]
+        more = "" if shape is None else why_enlarged(shape, sizes)
+        how = "divided" if node.op_type == "Div" else "multiplied"
+        if more:
+            what = f"{how} by a tensor that makes more of them: {more}"
+        elif node.op_type == "Div":
             what = "divided by a tensor"
-        elif shape is None or shape[-1:] not in ((), (ONE,)) or len(shape) > len(e.axes):
+        elif shape is None or shape[-1:] not in ((), (ONE,)):
             what = "multiplied by a tensor that differs from key to key"
-        elif _enlarges(shape, e.axes):
-            what = (
-                f"multiplied by a tensor of shape {list(shape)}, which is longer than they are where they have length 1"
-            )
         elif e.terms or e.softcap or e.inside_tanh or e.sinks is not None:
             what = "multiplied by a tensor after a mask, a bias, a soft cap or a sink"
         else:
@@ -44,11 +46,6 @@ def row_factor(node: ir.Node, by: ir.Value, region: Region) -> Callable[[Express
         )
 
     return effect
-
-
-def _enlarges(shape: Sequence[Dim], axes: Axes) -> bool:
-    """Whether the factor makes more scores than the product of Q and K did."""
-    return any(d != ONE and not leaves(a) for d, a in zip(reversed(shape), reversed(axes), strict=False))
 
 
 def with_row_factors(

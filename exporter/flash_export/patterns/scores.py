@@ -16,6 +16,7 @@ import onnx_ir as ir
 from flash_export import graph as g
 from flash_export.canonical import Added, Hidden, NotAttention, Refused, Side, Term, name_of
 from flash_export.dims import ONE
+from flash_export.enlarging import refuse_enlarging
 from flash_export.layout import Axes, Axis, is_float_cast, read_scalar_factor, step, trains
 from flash_export.mask_terms import FORGETS, uniform
 from flash_export.patterns.lifted import BELOW_ALL, lifted
@@ -277,7 +278,8 @@ def _where(node: ir.Node, region: Region) -> list[Step]:
             e.refuse_after_sink(node)
             fill = uniform(other, region.evaluator)
             if fill is None or e.inside_tanh:
-                raise _replaced(node, "a tensor")
+                raise _replaced(node, "what is not one known number" if fill is None else f"{fill:g} inside a soft cap")
+            refuse_enlarging("fill", other, e.axes, node, region.shapes)
             e.terms.append(Hidden(condition, keep, fill, e.axes, node))
 
         options.append(Step(node, scores, effect))
@@ -365,10 +367,11 @@ def _bounded(node: ir.Node, region: Region) -> list[Step]:
     pairs = [(node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])] if len(node.inputs) == 2 else []
     for scores, bound in pairs:
         low = None if bound is None else uniform(bound, region.evaluator)
-        if scores is not None and low is not None and low <= BELOW_ALL:
+        if scores is not None and bound is not None and low is not None and low <= BELOW_ALL:
 
-            def effect(e: Expression, low: float = low) -> None:
+            def effect(e: Expression, bound: ir.Value = bound, low: float = low) -> None:
                 e.refuse_after_sink(node)
+                refuse_enlarging("bound", bound, e.axes, node, region.shapes)
                 e.terms = lifted(e.terms, low, node, region.evaluator)
 
             options.append(Step(node, scores, effect))

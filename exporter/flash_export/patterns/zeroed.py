@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from flash_export import graph as g
 from flash_export.canonical import Hidden, Refused, Term
+from flash_export.enlarging import refuse_longer
 from flash_export.evaluate import PURE_OPS
 from flash_export.mask_terms import uniform
 from flash_export.patterns.scores import Expression
@@ -31,13 +32,20 @@ _LARGE = 1 << 16
 
 
 def zeroing(node: ir.Node, value: ir.Value, region: Region) -> tuple[ir.Value, bool] | None:
-    """The condition of ``Where(condition, 0, value)`` or ``Where(condition, value, 0)``, and its sense "visible"."""
+    """The condition of ``Where(condition, 0, value)`` or ``Where(condition, value, 0)``, and its sense "visible".
+
+    Raises:
+        Refused: ``probabilities_changed`` for a zero that would make more probabilities.
+    """
     if not g.is_op(node, "Where") or node.inputs[0] is None or node.inputs[0] is value:
         return None
     for at, keep in ((2, False), (1, True)):
         other = node.inputs[3 - at]
         if node.inputs[at] is value and other is not value and other is not None:
-            return (node.inputs[0], keep) if uniform(other, region.evaluator) == 0.0 else None
+            if uniform(other, region.evaluator) != 0.0:
+                return None
+            refuse_longer(other, value, node, region.shapes)
+            return node.inputs[0], keep
     return None
 
 
