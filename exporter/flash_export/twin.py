@@ -288,8 +288,9 @@ def convert_array(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """
     wide = array.astype(dtype)
     narrow_limits, limits = ml_dtypes.finfo(array.dtype), ml_dtypes.finfo(dtype)
-    wide[array == narrow_limits.min] = limits.min
-    wide[array == narrow_limits.max] = limits.max
+    for narrow, limit in ((narrow_limits.min, limits.min), (narrow_limits.max, limits.max)):
+        if (found := array == narrow).any():
+            wide[found] = limit
     return wide
 
 
