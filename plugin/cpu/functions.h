@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // exp and tanh of vectors, to a few units in the last place.
 #pragma once
-#if defined(__AVX512DQ__)
-#include <immintrin.h>
-// The forms with a mask, of which every lane is set: GCC 12 warns of what the plain ones leave undefined.
-#endif
-
 #include "simd.h"
 
 namespace flash_export::cpu {

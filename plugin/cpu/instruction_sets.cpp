@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which kernels this processor runs.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <cstring>
 #include <initializer_list>
 
@@ -10,7 +14,13 @@ namespace flash_export::cpu {
 #if defined(__x86_64__)
 namespace {
 
-bool runsAvx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+// Not every compiler's __builtin_cpu_supports knows its name.
+bool hasF16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
+bool runsAvx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && hasF16c(); }
 
 bool runsAvx512() {
   return runsAvx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

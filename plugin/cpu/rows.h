@@ -75,7 +75,7 @@ struct Kernels {
 };
 
 Kernels const& plainKernels();   // the compiler's default instruction set
-Kernels const& avx2Kernels();    // x86-64 with AVX2 and FMA
+Kernels const& avx2Kernels();    // x86-64 with AVX2, FMA and F16C
 Kernels const& avx512Kernels();  // x86-64 with AVX-512F, BW, DQ and VL
 
 }  // namespace flash_export::cpu

@@ -4,6 +4,10 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#if defined(__F16C__)
+#include <immintrin.h>
+// The forms with a mask, of which every lane is set: GCC 12 warns of what the plain ones leave undefined.
+#endif
 
 #include "kernels/flash_attention.h"
 
@@ -61,6 +65,21 @@ FLASH_INLINE int32_t exponentOf(float x) {
   return int32_t((bits >> 23) & 0xffu) - 127;
 }
 
+// Adds x to a sum of two parts that is multiplied by `shrink` first: `low` is what `high` has lost by
+// rounding (Knuth 1969, The Art of Computer Programming 2, 4.2.2, theorem B).
+FLASH_INLINE void addTo(Floats& high, Floats& low, Floats shrink, Floats x) {
+  Floats const before = high * shrink;
+  high = before + x;
+  Floats const added = high - before;
+  low = low * shrink + ((before - (high - added)) + (x - added));
+}
+
+// What both parts come to. Where `high` is no finite number, `low` is NaN.
+FLASH_INLINE Floats wholeOf(Floats high, Floats low) {
+  Floats const whole = high + low;
+  return whole == whole ? whole : high;
+}
+
 FLASH_INLINE Ints laneNumbers() {
   Ints n{};
   for (int i = 0; i < kLanes; ++i) n[i] = i;
@@ -79,14 +98,27 @@ FLASH_INLINE Floats load(BFloat const* p) {
   return floatsOf(__builtin_convertvector(*reinterpret_cast<ShortsAnywhere const*>(p), Words) << 16);
 }
 
+// A session may have the processor take subnormal floats for 0: a subnormal half is none, and stays.
+#if defined(__AVX512F__)
+FLASH_INLINE Floats load(Half const* p) {
+  return _mm512_maskz_cvtph_ps(0xffff, (__m256i) * reinterpret_cast<ShortsAnywhere const*>(p));
+}
+#elif defined(__F16C__)
+FLASH_INLINE Floats load(Half const* p) {
+  return _mm256_cvtph_ps((__m128i) * reinterpret_cast<ShortsAnywhere const*>(p));
+}
+#else
 FLASH_INLINE Floats load(Half const* p) {
   Words const bits = __builtin_convertvector(*reinterpret_cast<ShortsAnywhere const*>(p), Words);
   Words const magnitude = (bits & 0x7fffu) << 13;
-  // 2^112 is the difference of the exponents' biases; a subnormal half becomes a normal float by it.
-  Words const finite = bitsOf(floatsOf(magnitude) * 0x1p112f);
-  Words const number = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : finite;
-  return floatsOf(number | (bits & 0x8000u) << 16);
+  // With the other bias a normal half is right, and one of exponent 0 is 2^-15 + m 2^-25 for m 2^-24. Twice
+  // that less 2^-14 is right for the latter, and no less for the former. No operand is a subnormal float.
+  Floats const normal = floatsOf(magnitude + 0x38000000u), subnormal = normal * 2.0f - 0x1p-14f;
+  Words const finite = bitsOf(subnormal < normal ? subnormal : normal);
+  Words const odd = Words(Ints(magnitude) >= 0x0f800000) & 0x7f800000u;  // of an infinity or a NaN
+  return floatsOf(finite | odd | (bits & 0x8000u) << 16);
 }
+#endif
 
 FLASH_INLINE void store(BFloat* p, Floats x) {
   Words const bits = bitsOf(x);

@@ -70,6 +70,14 @@ def test_every_16_bit_number_widens_exactly_and_comes_back(functions: ctypes.CDL
     np.testing.assert_array_equal(back.astype(np.float32), wide)
 
 
+def test_subnormal_halves_stay_where_subnormal_floats_are_taken_for_0(functions: ctypes.CDLL) -> None:
+    every = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    wide = apply(functions.widenHalvesWithoutSubnormals, every, np.float32)
+    np.testing.assert_array_equal(wide, every.astype(np.float32))
+    back = apply(functions.narrowToHalvesWithoutSubnormals, wide, np.float16)
+    np.testing.assert_array_equal(back, every)
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("Halves", np.float16), ("BFloats", ml_dtypes.bfloat16)])
 def test_narrowing_rounds_to_nearest_even(functions: ctypes.CDLL, name: str, dtype: type) -> None:
     every = np.arange(2**16, dtype=np.uint16).view(dtype).astype(np.float32)
