@@ -16,6 +16,7 @@ from flash_export import graph as g
 from flash_export.arrange import MOVE_COST, Move, arrange
 from flash_export.canonical import Attention, Refused
 from flash_export.drafts import is_draft
+from flash_export.dtype_refusal import no_common_type
 from flash_export.feeds import BiasFeed, Feed, Heads, bias_of, bias_shape_of, lengths_of, sinks_of
 from flash_export.layout import Axes, Axis, Chain, leaves, size_of
 from flash_export.masks import MaskPlan, plan_masks
@@ -172,10 +173,7 @@ def _dtypes(attention: Attention, region: Region) -> list[ir.DataType]:
     ends = {region.shapes.dtype(t.value) for t in attention.tails}
     fitting = [d for d in DTYPES if all(d in s for s in operands) and d in ends]
     if not fitting:
-        found = ", ".join(sorted({str(d) for s in (*operands, ends) for d in s}))
-        raise Refused(
-            "dtype", f"Q, K, V and the output have the types {found}", attention.anchor, "use fp32, fp16 or bf16"
-        )
+        raise no_common_type(attention, region.shapes)
     return fitting
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -84,13 +84,22 @@ def as_table(sites: Sequence[Site]) -> RenderableType:
 
 
 def _reasons(sites: Sequence[Site]) -> list[str]:
-    """Each distinct reason with the number of sites it stands for and what to do about it."""
-    refused = [site.reason for site in sites if site.status == "refused" and site.reason is not None]
-    counts = Counter((reason.code, reason.text, reason.action) for reason in refused)
+    """Each distinct reason with the number of sites it stands for, where (but at the softmax itself) and what to do."""
+    nodes: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for site in sites:
+        if site.status == "refused" and (reason := site.reason) is not None:
+            nodes[reason.code, reason.text, reason.action].append("" if reason.node == site.name else reason.node)
     return [
-        f"[yellow]{code}[/yellow] ({count} x): {plain(text)}\n  do: {plain(action)}"
-        for (code, text, action), count in counts.items()
+        f"[yellow]{code}[/yellow] ({len(at)} x): {plain(text)}\n{_where(at)}  do: {plain(action)}"
+        for (code, text, action), at in nodes.items()
     ]
+
+
+def _where(nodes: Sequence[str]) -> str:
+    if not nodes[0]:
+        return ""
+    more = len(set(nodes)) - 1
+    return f"  at: {plain(nodes[0])}" + (f", and {more} more" if more else "") + "\n"
 
 
 def as_summary(saved: Saved, sites: Sequence[Site], check: Mapping[str, object] | None) -> str:
