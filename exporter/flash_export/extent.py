@@ -16,13 +16,16 @@ from flash_export.shapes import Shapes
 
 
 class Extent:
-    """The sizes of one model's values, as far as its shapes are known."""
+    """The sizes of the values that a model computes from its inputs, as far as its shapes are known.
+
+    What it computes from weights alone, such as the transpose of a table of embeddings, is there at any sizes.
+    """
 
     def __init__(self, model: ir.Model) -> None:
         shapes = Shapes(model.graph)
         self._same = shapes.representative
         self._counts: dict[str, Dim] = {}
-        for value in (*model.graph.inputs, *(v for node in model.graph for v in node.outputs)):
+        for value in _computed(model.graph):
             shape = shapes.shape(value)
             if shape is not None:
                 self._counts[value.name or ""] = _product([shapes.normal(dim) for dim in shape])
@@ -47,6 +50,16 @@ class Extent:
     @staticmethod
     def _evaluated(count: Dim, known: Mapping[str, int]) -> int:
         return max(0, count.evaluate(known)) if count.symbols <= known.keys() else 0
+
+
+def _computed(graph: ir.Graph) -> list[ir.Value]:
+    """The inputs of ``graph`` and what depends on them; all that a node with graphs of its own gives counts as that."""
+    found = dict.fromkeys(graph.inputs)
+    for node in graph:
+        branches = any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values())
+        if branches or any(value in found for value in node.inputs):
+            found |= dict.fromkeys(node.outputs)
+    return list(found)
 
 
 def _product(dims: list[Dim]) -> Dim:

@@ -40,6 +40,15 @@ def test_two_names_of_one_length_are_one() -> None:
     assert extent.elements("s", {"a": 5, "b": 5}) == 15
 
 
+def test_what_comes_from_weights_alone_is_left_out() -> None:
+    """GPT-2's head is the transpose of its table of embeddings, larger than any run of it."""
+    text = """g (float[batch, 2] x) => (float[batch, 1000] y) <float[1000, 2] table> {
+        w = Transpose <perm = [1, 0]> (table)
+        y = MatMul (x, w)
+    }"""
+    assert Extent(ir.from_onnx_text(HEAD + text)).largest({"batch": 1}) == 1000
+
+
 def vocabulary(width: int) -> ir.Model:
     text = f"g (float[batch, seq, 2] x) => (float[batch, seq, {width}] y) <float[2, {width}] w> {{ y = MatMul (x, w) }}"
     return ir.from_onnx_text(HEAD + text)
