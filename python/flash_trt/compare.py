@@ -24,10 +24,11 @@ from flash_export.model_noise import FLOAT64_LIMIT_BYTES
 from flash_export.op import DOMAIN
 from flash_export.talk import Talk, plain
 from flash_export.trials import Trial
-from flash_trt import compare_fault, engine_file, node_bodies, onnx_file, runners, tensor_files
+from flash_trt import compare_fault, compare_windows, engine_file, node_bodies, onnx_file, runners, tensor_files
 from flash_trt.compare_choice import Chooser, infer
 from flash_trt.compare_html import as_html, nearness
 from flash_trt.compare_inputs import InputOptions, plan_runs
+from flash_trt.compare_sight import Sight
 from flash_trt.onnx_file import OnnxFile
 from flash_trt.ort_errors import one_line
 from flash_trt.output import check_outputs, files_read, write_atomically
@@ -57,20 +58,19 @@ class CompareOptions:
 class Comparison:
     """Every verdict of one comparison. ``precision`` says in what the two were computed.
 
-    ``saved``: run -> the file with its inputs, where they are saved. ``blind``: a scale that is 1 % off in FUSED would
-    have passed as well, and ``may_be_blind``: no other inputs were to be had, so that this is no failure.
+    ``saved``: run -> the file with its inputs, where they are saved. ``sight``: faults of FUSED's attentions that would
+    have passed as well.
     """
 
     verdicts: tuple[OutputVerdict, ...]
     precision: str
     saved: dict[str, Path]
-    blind: bool = False
-    may_be_blind: bool = False
+    sight: Sight = dataclasses.field(default_factory=Sight)
 
     @property
     def passed(self) -> bool:
         """Nothing fails, and every output was compared: none is infinite in all runs, nor are all of them empty."""
-        if self.blind and not self.may_be_blind:
+        if self.sight.fails:
             return False
         return not any(verdict.failed for verdict in self.verdicts) and not self.uncompared()
 
@@ -93,7 +93,7 @@ class Comparison:
             "reference": str(options.reference),
             "precision": self.precision,
             "seed": options.inputs.seed,
-            "attention_compared": not self.blind,
+            **self.sight.as_json(),
             "runs": len({verdict.run for verdict in self.verdicts}),
             "inputs": {run: str(path) for run, path in self.saved.items()},
             "outputs": [verdict.as_json() for verdict in self.verdicts],
@@ -122,7 +122,8 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
         _check_outputs(options, read, runs=1)
     _warn_of_weak_comparisons(fused, reference, talk)
     with talk.step("draw", "inputs"):
-        planned = plan_runs(options.inputs, reference, engine_file.read(options.fused) if fused is None else None, talk)
+        engine = engine_file.read(options.fused) if fused is None else None
+        planned = plan_runs(options.inputs, reference, engine, talk, windows=compare_windows.sizes_of(fused))
         _check_outputs(options, read, runs=len(planned))
         if first := _saved_as(options, 0):
             tensor_files.check(first, {name: array.dtype for name, array in planned[0][0].feeds.items()})
@@ -136,8 +137,8 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
             saved = {run.name: path for i, run in enumerate(runs) if (path := _saved_as(options, i))}
             comparison = Comparison(tuple(verdicts), sides.precision, saved)
             if comparison.passed and sides.fused_path and fused and fused.flash_nodes:
-                blind = not compare_fault.shows(sides.fused_path, runs, more, softcap=softcap)
-                comparison = dataclasses.replace(comparison, blind=blind, may_be_blind=_is_given(options, reference))
+                sight = compare_fault.look(sides.fused_path, runs, more, softcap=softcap)
+                comparison = dataclasses.replace(comparison, sight=_weighed(sight, options, reference, sides.model))
     document = comparison.as_json(options)
     if options.json:
         write_atomically(options.json, json.dumps(document, indent=2).encode() + b"\n")
@@ -145,7 +146,7 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
         write_atomically(options.html, as_html(document).encode())
     talk.result(verdict_table(comparison))
     _require_passed(comparison, options)
-    _require_sight(comparison, options, talk)
+    comparison.sight.tell(options.fused, [run.name for run in runs], talk)
     return comparison
 
 
@@ -346,28 +347,16 @@ def _require_compared(comparison: Comparison, options: CompareOptions) -> None:
     )
 
 
+def _weighed(sight: Sight, options: CompareOptions, reference: OnnxFile, model: ir.Model) -> Sight:
+    """``sight`` without the windows that no length of REFERENCE passes; allowed where there are no other inputs."""
+    ranges = reference.dim_ranges
+    windows = tuple(w for w in sight.windows if compare_windows.may_be_passed(model, ranges, w.shortest))
+    return dataclasses.replace(sight, windows=windows, allowed=_is_given(options, reference))
+
+
 def _is_given(options: CompareOptions, reference: OnnxFile) -> bool:
     """Whether the user, or a model without dynamic dims, says of what sizes the inputs are."""
     return bool(options.inputs.shapes or options.inputs.values) or not any(i.is_dynamic for i in reference.inputs)
-
-
-def _require_sight(comparison: Comparison, options: CompareOptions, talk: Talk) -> None:
-    """Inputs on which a wrong scale passes too, as where every row sees one key, prove nothing of attention."""
-    if not comparison.blind:
-        return
-    if comparison.may_be_blind:
-        talk.warn(
-            f"nothing of attention was compared: with scales that are 1 % off in every node {options.fused} passes on "
-            "these inputs as well, as where a row sees one key alone; give longer ones where the model takes them"
-        )
-        return
-    raise UsageError(
-        "nothing of attention was compared",
-        where=f"{options.fused}, on {', '.join(dict.fromkeys(v.run for v in comparison.verdicts))}"[:400],
-        got="outputs that pass with scales that are 1 % off in every node as well, as where a row sees one key alone",
-        need="inputs on which such a fault shows: several keys",
-        do="give lengths that REFERENCE takes with --shape NAME:MIN,OPT,MAX, or inputs with --values FILE.npz",
-    )
 
 
 def verdict_table(comparison: Comparison) -> Table:

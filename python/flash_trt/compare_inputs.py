@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from flash_export.errors import UsageError
 from flash_export.input_roles import fed_inputs, read_roles
 from flash_export.talk import Talk
 from flash_export.trials import Trial, read_values
-from flash_trt import engine_file, input_types, shape_agreement, shapes
+from flash_trt import compare_windows, engine_file, input_types, shape_agreement, shapes
 from flash_trt.engine_file import EngineFile
 from flash_trt.onnx_file import OnnxFile
 
@@ -40,18 +40,24 @@ class InputOptions:
 
 
 def plan_runs(
-    options: InputOptions, reference: OnnxFile, engine: EngineFile | None = None, talk: Talk | None = None
+    options: InputOptions,
+    reference: OnnxFile,
+    engine: EngineFile | None = None,
+    talk: Talk | None = None,
+    *,
+    windows: Collection[int] = (),
 ) -> list[list[Trial]]:
     """The inputs of every run: ``values`` alone where given, else drawn ones.
 
     Drawn: three odd settings of the dynamic dims (of a static model: three seeds), ``repeats`` times, with paddings and
-    spreads in turn.
+    spreads in turn; and one more that is longer than ``windows``, see ``compare_windows``.
     Each run is a list of choices, of which the first that the model takes counts: exporters give one length several
     names, and only the model knows which must be equal.
 
     Args:
         engine: one that runs as FUSED. Each of its profiles has settings of its own, inside its shapes.
         talk: told of values that are not of the model's types.
+        windows: the sizes of the windows of FUSED's attentions.
 
     Raises:
         UsageError: a shape or the values do not fit the model or the engine, or an input cannot be drawn.
@@ -79,9 +85,12 @@ def plan_runs(
         return [[Trial("values", values)]]
     every = _ranges(options.shapes, reference, model, engine)
     settings = [setting for ranges in every for setting in sizes_to_try(model, ranges)]
+    turns = max(len(settings), _LEAST_SETTINGS) * max(1, options.repeats)
+    planned = [settings[turn % len(settings)] for turn in range(turns)]
+    longer = compare_windows.longer_settings(model, settings, every, windows)
     return [
-        [_trial(model, sizes, options.seed, turn) for sizes in settings[turn % len(settings)]]
-        for turn in range(max(len(settings), _LEAST_SETTINGS) * max(1, options.repeats))
+        [_trial(model, sizes, options.seed, turn, None if turn < turns else "full") for sizes in choices]
+        for turn, choices in enumerate(planned + longer)
     ]
 
 

@@ -23,7 +23,7 @@ from flash_trt import file_kinds
 
 AttributeValue = int | float | str
 _Bound = dict[str, onnx.AttributeProto]
-"""A called function's attributes: its own name for each -> what the call hands over."""
+"""A called function's attributes: its own name for each -> what the call hands over, or else the default."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,8 +101,12 @@ class OnnxFile:
     @property
     def external(self) -> dict[str, Path]:
         """The same files by their paths as seen from the model's folder."""
-        folder = self.path.parent
-        return {str(Path(location)): folder / location for location in _external_locations(self.proto)}
+        return external_files(self.path, self.proto)
+
+
+def external_files(path: Path, proto: onnx.ModelProto) -> dict[str, Path]:
+    """The files that hold weights of the model at ``path``, by their paths as seen from its folder."""
+    return {str(Path(location)): path.parent / location for location in _external_locations(proto)}
 
 
 def path_of(given: object) -> Path:
@@ -138,7 +142,7 @@ def read(path: Path) -> OnnxFile:
     _require_known_nodes(path, proto)
     constants = {tensor.name for tensor in proto.graph.initializer}
     inputs = tuple(_graph_input(value) for value in proto.graph.input if value.name not in constants)
-    return OnnxFile(path, proto, inputs, tuple(_flash_nodes(proto)))
+    return OnnxFile(path, proto, inputs, tuple(flash_nodes(proto)))
 
 
 def require_safe(path: Path) -> None:
@@ -252,14 +256,15 @@ def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     for node in _nodes_everywhere(proto):
         for attribute in node.attribute:
             yield from [attribute.t] if attribute.HasField("t") else attribute.tensors
-            for graph in _graphs(attribute):
+            for graph in graphs_of(attribute):
                 yield from graph.initializer
 
 
 # --- nodes ------------------------------------------------------------------------------------------------------------
 
 
-def _graphs(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
+def graphs_of(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
+    """The graphs that an attribute holds."""
     return [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
 
 
@@ -269,7 +274,7 @@ def _nodes_everywhere(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
         yield from call_count.all_nodes(nodes)
 
 
-def _flash_nodes(proto: onnx.ModelProto) -> Iterator[FlashNode]:
+def flash_nodes(proto: onnx.ModelProto) -> Iterator[FlashNode]:
     """Every FlashAttention node that runs; ONNX forbids functions that call themselves."""
     functions = _functions_with_ours(proto)
 
@@ -279,18 +284,25 @@ def _flash_nodes(proto: onnx.ModelProto) -> Iterator[FlashNode]:
         live = _live(nodes, outputs)
         for index, node in enumerate(nodes):
             is_needed = needed and index in live
-            attributes = {a.name: bound.get(a.ref_attr_name, a) if a.ref_attr_name else a for a in node.attribute}
+            attributes = _bound(node, bound)
             if node.domain == DOMAIN and node.op_type in OPERATORS:
                 values = {name: _value(attribute) for name, attribute in attributes.items()}
                 yield FlashNode(node.name or node.output[0], node.op_type, values, is_needed)
             called = functions.get((node.domain, node.op_type, node.overload))
             if called is not None and depth < len(functions):
-                yield from walk(called.node, called.output, attributes, is_needed, depth + 1)
+                handed = {a.name: a for a in called.attribute_proto} | attributes
+                yield from walk(called.node, called.output, handed, is_needed, depth + 1)
             for attribute in node.attribute:
-                for graph in _graphs(attribute):
+                for graph in graphs_of(attribute):
                     yield from walk(graph.node, [o.name for o in graph.output], bound, is_needed, depth)
 
     return walk(proto.graph.node, [o.name for o in proto.graph.output], {}, True, 0)
+
+
+def _bound(node: onnx.NodeProto, bound: _Bound) -> _Bound:
+    """The node's attributes; one that refers to what the call leaves out, and has no default, is not there."""
+    found = {a.name: bound.get(a.ref_attr_name) if a.ref_attr_name else a for a in node.attribute}
+    return {name: attribute for name, attribute in found.items() if attribute is not None}
 
 
 def _functions_with_ours(proto: onnx.ModelProto) -> dict[call_count.Identifier, onnx.FunctionProto]:
@@ -330,7 +342,7 @@ def _names_read(node: onnx.NodeProto) -> Iterator[str]:
     """The node's inputs and every name its subgraphs read, which may be captured from outside."""
     yield from node.input
     for attribute in node.attribute:
-        for graph in _graphs(attribute):
+        for graph in graphs_of(attribute):
             yield from (output.name for output in graph.output)
             for inner in graph.node:
                 yield from _names_read(inner)

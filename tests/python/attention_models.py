@@ -36,8 +36,19 @@ def _model(
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
-def unfused(path: Path, *, dtype: int = FLOAT, scale: float = SCALE, causal: bool = True, offset: int = 0) -> Path:
-    """softmax(scale * query . key^T + mask) . value on [batch, 3, seq, 20]; row i sees key j where j <= i + offset."""
+def unfused(
+    path: Path,
+    *,
+    dtype: int = FLOAT,
+    scale: float = SCALE,
+    causal: bool = True,
+    offset: int = 0,
+    window: int | None = None,
+) -> Path:
+    """softmax(scale * query . key^T + mask) . value on [batch, 3, seq, 20]; row i sees key j where j <= i + offset.
+
+    And where i - window <= j, if there is a window.
+    """
     numpy_dtype = helper.tensor_dtype_to_np_dtype(dtype)
     constants = {
         "scale": np.array(scale, numpy_dtype),
@@ -48,13 +59,20 @@ def unfused(path: Path, *, dtype: int = FLOAT, scale: float = SCALE, causal: boo
         "one": np.array(1, np.int64),
         "offset": np.array(offset, np.int64),
     }
+    constants |= {"window": np.array(window, np.int64)} if window is not None else {}
+    windowed = [
+        helper.make_node("Sub", ["rows", "window"], ["first"]),
+        helper.make_node("GreaterOrEqual", ["keys", "first"], ["near"]),
+        helper.make_node("And", ["past", "near"], ["visible"]),
+    ]
     mask = [
         helper.make_node("Shape", ["query"], ["length"], start=2, end=3),
         helper.make_node("Squeeze", ["length"], ["n"]),
         helper.make_node("Range", ["zero", "n", "one"], ["keys"]),
         helper.make_node("Add", ["keys", "offset"], ["last"]),
         helper.make_node("Unsqueeze", ["last", "one_d"], ["rows"]),
-        helper.make_node("LessOrEqual", ["keys", "rows"], ["visible"]),
+        helper.make_node("LessOrEqual", ["keys", "rows"], ["visible" if window is None else "past"]),
+        *(windowed if window is not None else []),
         helper.make_node("Where", ["visible", "seen", "hidden"], ["mask"]),
         helper.make_node("Add", ["scaled", "mask"], ["scores"]),
     ]

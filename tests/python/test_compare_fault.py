@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
-from python.attention_models import FLOAT, HALF, HEAD_DIM, HEADS, SCALE, flash_node, fused, unfused
+from onnx import AttributeProto, helper, numpy_helper
+from python.attention_models import FLOAT, HALF, HEAD_DIM, HEADS, OPSET, SCALE, flash_node, fused, unfused
 
-from flash_export.errors import EXIT_OK, EXIT_UNSUPPORTED, EXIT_USAGE
+from flash_export.errors import EXIT_NUMBERS_DIFFER, EXIT_OK, EXIT_UNSUPPORTED, EXIT_USAGE
+from flash_export.op import DOMAIN
+from flash_trt import compare_fault
 
 Command = Callable[..., int]
 ONE_KEY = f"query:2x{HEADS}x1x{HEAD_DIM}"
@@ -106,3 +108,139 @@ def test_a_fused_file_that_onnx_runtime_does_not_load_is_refused(
     onnx.save(model, pair[0])
     assert flash_trt("compare", *pair) == EXIT_UNSUPPORTED
     assert "ONNX Runtime cannot load the fused model" in " ".join(capsys.readouterr().err.split())
+
+
+def _beside_a_blind_one(tmp_path: Path, *, blind_first: bool, blind_scale: float = SCALE) -> tuple[Path, Path]:
+    """FUSED has two nodes, and of one only the first row, which sees its own key alone, is an output."""
+    blind, seen = flash_node(output="all", name="blind", scale=blind_scale), flash_node(name="seen")
+    nodes = [blind, seen] if blind_first else [seen, blind]
+    pair = fused(tmp_path / "f.onnx", *nodes), unfused(tmp_path / "u.onnx")
+    for path, source in zip(pair, ("all", "value"), strict=True):
+        model = onnx.load(path)
+        bounds = {"from_": [0], "to": [1], "along": [2]}
+        model.graph.initializer.extend(numpy_helper.from_array(np.array(v), name) for name, v in bounds.items())
+        model.graph.node.append(helper.make_node("Slice", [source, *bounds], ["first"]))
+        model.graph.output.append(helper.make_tensor_value_info("first", FLOAT, ["batch", HEADS, 1, HEAD_DIM]))
+        onnx.save(model, path)
+    return pair
+
+
+@pytest.mark.parametrize("blind_scale", [SCALE, 5 * SCALE])
+@pytest.mark.parametrize("blind_first", [True, False])
+def test_an_attention_that_no_output_shows_is_named_beside_one_that_is_seen(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], blind_first: bool, blind_scale: float
+) -> None:
+    pair = _beside_a_blind_one(tmp_path, blind_first=blind_first, blind_scale=blind_scale)
+    written = tmp_path / "v.json"
+    assert flash_trt("compare", *pair, "--json", written) == EXIT_USAGE
+    assert 'nothing of node "blind" was compared' in " ".join(capsys.readouterr().err.split())
+    verdict = json.loads(written.read_text())
+    assert (verdict["passed"], verdict["attention_compared"]) == (False, False)
+    assert (verdict["nodes_not_compared"], verdict["nodes_tried_alone"]) == (["blind"], True)
+    shape = f"query:2x{HEADS}x9x{HEAD_DIM}"
+    assert flash_trt("compare", *pair, "--shape", shape) == EXIT_OK
+    assert 'nothing of node "blind" was compared' in " ".join(capsys.readouterr().err.split())
+
+
+def test_two_attentions_that_are_seen_pass(tmp_path: Path, flash_trt: Command) -> None:
+    pair, written = _beside_a_blind_one(tmp_path, blind_first=True), tmp_path / "v.json"
+    for path, output in zip(pair, ("all", "output"), strict=True):
+        model = onnx.load(path)
+        model.graph.node.append(helper.make_node("Identity", [output], ["second"]))
+        model.graph.output.append(helper.make_tensor_value_info("second", FLOAT, ["batch", HEADS, "seq", HEAD_DIM]))
+        onnx.save(model, path)
+    assert flash_trt("compare", *pair, "--json", written) == EXIT_OK
+    verdict = json.loads(written.read_text())
+    assert (verdict["attention_compared"], verdict["nodes_not_compared"]) == (True, [])
+
+
+def test_an_attention_whose_output_nothing_reads_is_not_asked_for(tmp_path: Path, flash_trt: Command) -> None:
+    pair = _beside_a_blind_one(tmp_path, blind_first=True)
+    for path in pair:
+        model = onnx.load(path)
+        del model.graph.output[1]
+        onnx.save(model, path)
+    assert flash_trt("compare", *pair) == EXIT_OK
+
+
+def test_attentions_of_a_large_model_are_tried_together_and_that_is_said(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare_fault, "_MOST_LOADED", 1000)
+    pair, written = _beside_a_blind_one(tmp_path, blind_first=True), tmp_path / "v.json"
+    assert flash_trt("compare", *pair, "--json", written) == EXIT_OK
+    assert "all at once, not each alone" in " ".join(capsys.readouterr().err.split())
+    assert json.loads(written.read_text())["nodes_tried_alone"] is False
+
+
+def _in_a_branch(path: Path) -> Path:
+    """The model with its FlashAttention node in both branches of an If."""
+    model = onnx.load(path)
+    node, output = model.graph.node[0], model.graph.output[0]
+    branches = {}
+    for branch in ("then_branch", "else_branch"):
+        inner = onnx.NodeProto()
+        inner.CopyFrom(node)
+        inner.name, inner.output[0] = branch, branch
+        made = helper.make_tensor_value_info(branch, FLOAT, ["batch", HEADS, "seq", HEAD_DIM])
+        branches[branch] = helper.make_graph([inner], branch, [], [made])
+    # A condition that ONNX Runtime does not know before it runs.
+    model.graph.initializer.append(numpy_helper.from_array(np.array(0), "none"))
+    makes = [
+        helper.make_node("Size", ["query"], ["count"]),
+        helper.make_node("Greater", ["count", "none"], ["any"]),
+        helper.make_node("If", ["any"], [output.name], **branches),
+    ]
+    del model.graph.node[:]
+    model.graph.node.extend(makes)
+    onnx.save(model, path)
+    return path
+
+
+def test_an_attention_in_a_branch_is_tried_too(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that sees one key alone is told, and so is the branch that no input takes."""
+    fused_path, unfused_path = _pair(tmp_path)
+    pair = _in_a_branch(fused_path), unfused_path
+    assert flash_trt("compare", *pair, "--shape", ONE_KEY) == EXIT_OK
+    assert "nothing of attention was compared" in " ".join(capsys.readouterr().err.split())
+    assert flash_trt("compare", *pair) == EXIT_USAGE
+    assert 'nothing of node "else_branch" was compared' in " ".join(capsys.readouterr().err.split())
+
+
+def _in_a_function(path: Path, scale: float, *, default: bool) -> Path:
+    """The model with its FlashAttention node in a function, whose caller, or default, says the scale."""
+    model = onnx.load(path)
+    node = model.graph.node[0]
+    inner = onnx.NodeProto()
+    inner.CopyFrom(node)
+    told = next(a for a in inner.attribute if a.name == "scale")
+    told.CopyFrom(AttributeProto(name="scale", ref_attr_name="factor", type=AttributeProto.FLOAT))
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
+    names = [] if default else ["factor"]
+    function = helper.make_function("mine", "Attend", inner.input, inner.output, [inner], opsets, names)
+    if default:
+        function.attribute_proto.append(helper.make_attribute("factor", scale))
+    handed = {} if default else {"factor": scale}
+    node.CopyFrom(helper.make_node("Attend", node.input, node.output, domain="mine", **handed))
+    model.functions.append(function)
+    model.opset_import.append(helper.make_opsetid("mine", 1))
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize("default", [True, False])
+def test_a_scale_that_a_functions_caller_or_default_says_is_made_wrong_too(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], default: bool
+) -> None:
+    model, reference = _pair(tmp_path)
+    pair, written = (_in_a_function(model, SCALE, default=default), reference), tmp_path / "v.json"
+    assert flash_trt("compare", *pair, "--json", written) == EXIT_OK
+    assert json.loads(written.read_text())["attention_compared"] is True
+    assert flash_trt("compare", *pair, "--shape", ONE_KEY) == EXIT_OK
+    assert "nothing of attention was compared" in " ".join(capsys.readouterr().err.split())
+    for command in ("inspect", "run"):
+        assert flash_trt(command, model) == EXIT_OK
+    wrong = _in_a_function(_pair(tmp_path)[0], 1.01 * SCALE, default=default)
+    assert flash_trt("compare", wrong, reference) == EXIT_NUMBERS_DIFFER

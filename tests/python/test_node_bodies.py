@@ -146,3 +146,11 @@ def test_an_attribute_out_of_the_operators_range_is_refused_by_name(
     assert next(iter(changes)) in caught.value.got
     assert flash_trt("compare", model, unfused(tmp_path / "u.onnx")) == EXIT_USAGE
     assert "attention" in capsys.readouterr().err
+
+
+def test_a_reference_with_a_body_that_ignores_its_node_is_refused_too(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reference = _changed(fused(tmp_path / "r.onnx", flash_node(softcap=1.0)), {"window_left": 20})
+    assert flash_trt("compare", fused(tmp_path / "f.onnx"), reference) == EXIT_UNSUPPORTED
+    assert str(reference) in "".join(capsys.readouterr().err.split())

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A comparison has a set of inputs that is longer than the windows of its attentions, or says that it has none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+from python.attention_models import HEAD_DIM, HEADS, flash_node, fused, unfused
+
+from flash_export import dim_ranges
+from flash_export.errors import EXIT_NUMBERS_DIFFER, EXIT_OK
+
+Command = Callable[..., int]
+WINDOW = 300
+
+
+def _pair(tmp_path: Path, own: int = WINDOW, window: int = WINDOW) -> tuple[Path, Path]:
+    return (
+        fused(tmp_path / "f.onnx", flash_node(window_left=own)),
+        unfused(tmp_path / "u.onnx", window=window),
+    )
+
+
+def _in_range(path: Path, seq: int) -> Path:
+    dim_ranges.write(path, {"batch": (1, 64), "seq": (1, seq)})
+    return path
+
+
+def _static(path: Path, seq: int) -> Path:
+    model = onnx.load(path)
+    for value in (*model.graph.input, *model.graph.output):
+        for dim, size in zip(value.type.tensor_type.shape.dim, (1, HEADS, seq, HEAD_DIM), strict=True):
+            dim.Clear()
+            dim.dim_value = size
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize("own", [WINDOW - 1, WINDOW + 1, WINDOW + 100, -1])
+def test_a_wrong_or_missing_window_past_all_drawn_lengths_differs(tmp_path: Path, flash_trt: Command, own: int) -> None:
+    assert flash_trt("compare", *_pair(tmp_path, own)) == EXIT_NUMBERS_DIFFER
+    ranged = [_in_range(path, WINDOW + 2) for path in _pair(tmp_path, own)]
+    assert flash_trt("compare", *ranged) == EXIT_NUMBERS_DIFFER  # the longest, which REFERENCE's own number asks for
+
+
+@pytest.mark.parametrize("seq", [None, WINDOW + 2, 4096])
+def test_a_right_window_passes_on_one_longer_set_of_inputs(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], seq: int | None
+) -> None:
+    pair, written = [_in_range(path, seq) if seq else path for path in _pair(tmp_path)], tmp_path / "v.json"
+    assert flash_trt("compare", *pair, "--json", written) == EXIT_OK
+    verdict = json.loads(written.read_text())
+    assert (verdict["runs"], verdict["windows_not_compared"]) == (7, [])
+    last = verdict["outputs"][-1]["run"]
+    assert "batch=1 " in last
+    assert " full " in last  # padding could hide what the window hides
+    assert "warning" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seq", [131, WINDOW + 1])
+def test_a_window_that_no_length_of_the_model_passes_is_nothing_to_compare(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], seq: int
+) -> None:
+    written = tmp_path / "v.json"
+    assert flash_trt("compare", *(_in_range(p, seq) for p in _pair(tmp_path)), "--json", written) == EXIT_OK
+    assert (verdict := json.loads(written.read_text()))["runs"] == 6
+    assert verdict["windows_not_compared"] == []
+    assert flash_trt("compare", *(_static(p, 40) for p in _pair(tmp_path))) == EXIT_OK
+    assert "warning" not in capsys.readouterr().err
+
+
+def _shape(seq: int) -> str:
+    return f"query:1x{HEADS}x1x{HEAD_DIM},1x{HEADS}x50x{HEAD_DIM},2x{HEADS}x{seq}x{HEAD_DIM}"
+
+
+def test_shapes_of_the_user_that_end_before_a_window_are_warned_of(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair, written = _pair(tmp_path), tmp_path / "v.json"
+    assert flash_trt("compare", *pair, "--shape", _shape(WINDOW + 1), "--json", written) == EXIT_OK
+    told = " ".join(capsys.readouterr().err.split())
+    assert 'window_left 300 of node "attention" (needs a length of 302)' in told
+    (entry,) = json.loads(written.read_text())["windows_not_compared"]
+    assert entry == {"node": "attention", "attribute": "window_left", "size": 300, "length_needed": 302}
+    assert flash_trt("compare", *pair, "--shape", _shape(WINDOW + 2)) == EXIT_OK
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_a_window_whose_scores_would_be_too_large_is_warned_of(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert flash_trt("compare", *_pair(tmp_path, 100_000, 100_000)) == EXIT_OK
+    assert "(needs a length of 100002)" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_window_to_the_right_of_a_causal_mask_hides_nothing_anyway(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = fused(tmp_path / "f.onnx", flash_node(window_right=100_000)), unfused(tmp_path / "u.onnx")
+    assert flash_trt("compare", *pair) == EXIT_OK
+    assert "warning" not in capsys.readouterr().err
