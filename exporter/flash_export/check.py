@@ -17,6 +17,7 @@ from flash_export import interrupt, twin
 from flash_export.accept import finite_or_none
 from flash_export.boundary import Boundary, read_boundary
 from flash_export.check_model import Expected, ModelRun, run_fused, run_unfused
+from flash_export.check_nan import warn_of_nan
 from flash_export.check_site import CannotProve, SiteRun, check_site
 from flash_export.check_structure import check_structure
 from flash_export.cut import CannotCut, attention_nodes, cut
@@ -53,7 +54,7 @@ class CheckResult:
     ``runs`` holds one entry for each site and setting, and for each output of the whole model and setting.
     ``largest_scores``: site -> the largest magnitude of Q·Kᵀ in the model's own runs, before what the graph does to it
     (with the scale, where an operator forms it); None where it is beyond float32. ``warnings`` are of what was not
-    tried, and of scores that float16 does not hold.
+    tried, of NaN in the unfused model's outputs, and of scores that float16 does not hold.
     """
 
     passed: bool
@@ -142,6 +143,7 @@ def check(
     warnings = [
         *_warn_of_batch(trials, expected),
         *_warn_of_runtime(fused, roundoff, expected.evaluated),
+        *warn_of_nan(model_runs, site_runs, expected),
         *_warn_of_eager(model_runs),
         *_warn_of_range({name: size for name, size in largest.items() if name in in_float16}, products),
     ]
