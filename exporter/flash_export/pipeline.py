@@ -17,6 +17,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from flash_export import dim_ranges, interrupt, report, report_example
+from flash_export.advice import GUARD
 from flash_export.blame import blame
 from flash_export.check import NotProven, check
 from flash_export.check_model import CannotRunUnfused
@@ -277,7 +278,7 @@ def judge(sites: Sequence[Site], options: Options, talk: Talk) -> None:
 _SMALLER = (
     "where it only hides positions, hide them with -inf or a boolean mask, not with a large finite number, so that "
     "causal becomes an attribute and padding one row; what differs for each query (ALiBi, relative positions, a mask "
-    "that is an input) stays"
+    f"that is an input) stays. {GUARD}"
 )
 
 

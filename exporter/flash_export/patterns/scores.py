@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from flash_export import graph as g
+from flash_export.advice import GUARD
 from flash_export.canonical import Added, Hidden, NotAttention, Refused, Side, Term, name_of
 from flash_export.dims import ONE
 from flash_export.enlarging import refuse_enlarging
@@ -302,7 +303,7 @@ def _replaced(node: ir.Node, what: str) -> Refused:
         "mask_replaces_scores",
         f"Where replaces masked scores by {what}, so that a fully masked row forgets its scores",
         node,
-        "mask with -inf or the type's lowest number, or add the fill instead of replacing the score",
+        f"mask with -inf or the type's lowest number, or add the fill instead of replacing the score. {GUARD}",
     )
 
 
