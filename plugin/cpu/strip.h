@@ -50,10 +50,20 @@ struct FloatRows {
   int64_t stride;
 };
 
-// scores[kRows keys][width] = key[kRows][D] . query[D][width]; the largest of each lane goes into row_max.
-template <int kRows, int kVectors>
+// Dimensions of a key that are summed on their own: one sum over all would lose a digit with every
+// hundredfold.
+constexpr int kBlockDims = 128;
+
+// A block's place among those of a key.
+enum class Block { kOnly, kFirst, kMiddle, kLast };
+
+// scores[kRows keys][width] = key[kRows][D] . query[D][width], added to what is there but by the first block;
+// with the last one the largest of each lane goes into row_max.
+template <Block kBlock, int kRows, int kVectors>
 FLASH_INLINE void scoreKeys(float const* key, int64_t stride, float const* query, int head_dim, float* scores,
                             float* row_max) {
+  constexpr bool kAdds = kBlock == Block::kMiddle || kBlock == Block::kLast;
+  constexpr bool kIsLast = kBlock == Block::kOnly || kBlock == Block::kLast;
   constexpr int kWidth = kVectors * kLanes;
   Floats sums[kRows][kVectors] = {};
 #pragma GCC unroll 2
@@ -73,11 +83,28 @@ FLASH_INLINE void scoreKeys(float const* key, int64_t stride, float const* query
     Floats most = load(row_max + v * kLanes);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      store(scores + r * kWidth + v * kLanes, sums[r][v]);
-      most = larger(sums[r][v], most);
+      float* const place = scores + r * kWidth + v * kLanes;
+      Floats const sum = kAdds ? load(place) + sums[r][v] : sums[r][v];
+      store(place, sum);
+      if (kIsLast) most = larger(sum, most);
     }
-    store(row_max + v * kLanes, most);
+    if (kIsLast) store(row_max + v * kLanes, most);
   }
+}
+
+// The same for any number of dimensions, block by block.
+template <int kRows, int kVectors>
+FLASH_INLINE void scoreManyDims(float const* key, int64_t stride, float const* query, int head_dim,
+                                float* scores, float* row_max) {
+  constexpr int kWidth = kVectors * kLanes;
+  auto const add = [&](auto block, int d, int dims) {
+    scoreKeys<Block(block.value), kRows, kVectors>(key + d, stride, query + d * int64_t{kWidth}, dims, scores,
+                                                   row_max);
+  };
+  add(Number<int(Block::kFirst)>{}, 0, kBlockDims);
+  int d = kBlockDims;
+  for (; d + kBlockDims < head_dim; d += kBlockDims) add(Number<int(Block::kMiddle)>{}, d, kBlockDims);
+  add(Number<int(Block::kLast)>{}, d, head_dim - d);
 }
 
 // output[kRows][width] = output * shrink + value^T[kRows][keys] . probs[keys][width]. The keys are summed on
@@ -110,18 +137,33 @@ FLASH_INLINE void addValues(float const* value, int64_t stride, float const* pro
 }
 
 // scores[first <= j < last][width] of a tile's keys.
-template <int kVectors>
-FLASH_INLINE void score(Strip const& strip, FloatRows key, int head_dim, int first, int last, float* scores,
-                        float* row_max) {
+template <int kVectors, bool kManyDims>
+FLASH_INLINE void scoreTile(Strip const& strip, FloatRows key, int head_dim, int first, int last,
+                            float* scores, float* row_max) {
   constexpr int kWidth = kVectors * kLanes, kRows = blockRows(kVectors);
   auto const scoreNext = [&](auto rows, int j) {
-    scoreKeys<rows.value, kVectors>(key.start + j * key.stride, key.stride, strip.query, head_dim,
-                                    scores + j * kWidth, row_max);
+    float const* const from = key.start + j * key.stride;
+    float* const to = scores + j * kWidth;
+    if constexpr (kManyDims) {
+      scoreManyDims<rows.value, kVectors>(from, key.stride, strip.query, head_dim, to, row_max);
+    } else {
+      scoreKeys<Block::kOnly, rows.value, kVectors>(from, key.stride, strip.query, head_dim, to, row_max);
+    }
   };
   int j = first;
   for (; j + kRows <= last; j += kRows) scoreNext(Number<kRows>{}, j);
   for (; j + 4 <= last; j += 4) scoreNext(Number<4>{}, j);
   for (; j < last; ++j) scoreNext(Number<1>{}, j);
+}
+
+template <int kVectors>
+FLASH_INLINE void score(Strip const& strip, FloatRows key, int head_dim, int first, int last, float* scores,
+                        float* row_max) {
+  if (head_dim > kBlockDims) {
+    scoreTile<kVectors, true>(strip, key, head_dim, first, last, scores, row_max);
+  } else {
+    scoreTile<kVectors, false>(strip, key, head_dim, first, last, scores, row_max);
+  }
 }
 
 // Soft cap, bias and mask on the scores of keys key0 ..., and their largest again. bias: [keys][width] or
