@@ -68,5 +68,7 @@ def _plain(attribute: ir.Attr) -> bytes:
         return f"ref {attribute.ref_attr_name}".encode()
     if attribute.type == ir.AttributeType.TENSOR:
         tensor = attribute.as_tensor()
+        if tensor.dtype == ir.DataType.STRING:  # which no body of ours holds
+            return repr(list(tensor.numpy().ravel())).encode()
         return repr((tensor.dtype, tuple(tensor.shape))).encode() + tensor.tobytes()
     return repr(attribute.value).encode()

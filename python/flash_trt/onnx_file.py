@@ -134,7 +134,8 @@ def read(path: Path) -> OnnxFile:
         UsageError: no such file, no ONNX model, its external data is missing or broken, or a killed export to it cannot
             be completed.
         UnsafeInput: its external data lies outside its folder, or its sizes are no model's.
-        UnsupportedModel: its FlashAttention nodes are of a newer version, or of a name, that this one does not know.
+        UnsupportedModel: its FlashAttention nodes are of a newer version, or of a name, that this one does not know, or
+            of an overload.
     """
     _require_onnx(path)
     load_onnx.verify(path)
@@ -177,6 +178,7 @@ def _require_onnx(path: Path) -> None:
 def _require_known_nodes(path: Path, proto: onnx.ModelProto) -> None:
     _require_known_version(path, proto)
     _require_known_operators(path, proto)
+    _require_no_overloads(path, proto)
 
 
 def _require_known_version(path: Path, proto: onnx.ModelProto) -> None:
@@ -202,6 +204,21 @@ def _require_known_operators(path: Path, proto: onnx.ModelProto) -> None:
                 got=node.op_type,
                 need=f"one of {', '.join(OPERATORS)}, or a function in the file that says what it is",
                 do="install the flash-export that wrote the model, or export it again with this one",
+            )
+
+
+def _require_no_overloads(path: Path, proto: onnx.ModelProto) -> None:
+    """A runtime without our operators takes the overload's body, of which TensorRT and our libraries know nothing."""
+    named = [(f'function "{function.name}"', function) for function in proto.functions]
+    named += [(f'node "{node.name or ", ".join(node.output)}"', node) for node in _nodes_everywhere(proto)]
+    for what, one in named:
+        if one.domain == DOMAIN and one.overload:
+            raise UnsupportedModel(
+                f"an operator of domain {DOMAIN} has no overloads",
+                where=f"{path}, {what}",
+                got=f'the overload "{one.overload}"',
+                need="one function body for each operator, as flash-export writes it",
+                do="export the model again with flash-export",
             )
 
 

@@ -154,3 +154,35 @@ def test_a_reference_with_a_body_that_ignores_its_node_is_refused_too(
     reference = _changed(fused(tmp_path / "r.onnx", flash_node(softcap=1.0)), {"window_left": 20})
     assert flash_trt("compare", fused(tmp_path / "f.onnx"), reference) == EXIT_UNSUPPORTED
     assert str(reference) in "".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_second_body_under_an_overload_is_refused(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], order: int
+) -> None:
+    """The node asks for the overload, which computes something else than the body of the operator's name."""
+    path = fused(tmp_path / "f.onnx")
+    model = onnx.load(path)
+    other = onnx.FunctionProto()
+    other.CopyFrom(model.functions[0])
+    other.overload = "another"
+    other.node[-1].input.reverse()
+    bodies = [model.functions[0], other][::order]
+    model.functions.MergeFrom(bodies)
+    del model.functions[0]
+    model.graph.node[0].overload, model.ir_version = "another", 10
+    onnx.save(model, path)
+    reference = unfused(tmp_path / "u.onnx")
+    for arguments in (("compare", path, reference), ("run", path), ("build", path), ("inspect", path), ("bench", path)):
+        assert flash_trt(*arguments) == EXIT_UNSUPPORTED, arguments
+        assert "has no overloads" in " ".join(capsys.readouterr().err.split())
+
+
+def test_text_in_a_body_is_none_of_ours(tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    path = fused(tmp_path / "f.onnx")
+    model = onnx.load(path)
+    text = helper.make_tensor("text", onnx.TensorProto.STRING, [2], [b"a", "\u00e9".encode()])
+    model.functions[0].node.insert(0, helper.make_node("Constant", [], ["unused"], value=text))
+    onnx.save(model, path)
+    assert flash_trt("compare", path, unfused(tmp_path / "u.onnx")) == EXIT_UNSUPPORTED
+    assert "function body" in capsys.readouterr().err
