@@ -24,7 +24,7 @@ from flash_export.cut import CannotCut, attention_nodes, cut
 from flash_export.eager import Reference
 from flash_export.errors import NumbersDiffer, UnsupportedModel, UsageError
 from flash_export.function_body import functions_for
-from flash_export.inline import CannotInline, inline
+from flash_export.inline import CannotInline, inline, inline_near
 from flash_export.patterns import PATTERNS
 from flash_export.runtime import why_not_loaded
 from flash_export.runtime_defects import crash_of
@@ -214,6 +214,8 @@ def _load(unfused: Path, fused: Path, sites: Sequence[Site]) -> tuple[float, ir.
         # As find does: the edge of a site in a function has its names in the graph.
         with contextlib.suppress(CannotInline):
             inline(model, PATTERNS)
+    with contextlib.suppress(CannotInline):
+        inline_near(plain, PATTERNS)  # in the fused file the softmax is gone; what find wrote out there is written out
     twin.infer_types(plain)
     before, after = (ir.convenience.create_value_mapping(m.graph, include_subgraphs=False) for m in (plain, flash))
     for name in {name for site in sites for name in site.boundary}:

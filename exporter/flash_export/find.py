@@ -8,19 +8,21 @@ Anchors are operators, never names or model types. Each anchor ends as ``fused``
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
 from flash_export import graph as g
-from flash_export.canonical import NoAnchor, NotAttention, Refused, name_of
+from flash_export.canonical import Attention, NoAnchor, NotAttention, Refused, name_of
 from flash_export.drafts import Drafts
 from flash_export.evaluate import Evaluator
 from flash_export.feeds import named
 from flash_export.foreign_body import foreign_bodies
-from flash_export.inline import CannotInline, functions_with, inline
+from flash_export.inline import CannotInline, inline, inline_near
 from flash_export.op import DOMAIN, FLOAT_ATTRIBUTES, INT_ATTRIBUTES, OPERATORS, Attributes
 from flash_export.patterns import PATTERNS, WRITTEN_OUT
+from flash_export.patterns.branches import place
 from flash_export.plan import make_plan
 from flash_export.region import Region
 from flash_export.settle import Candidate, refuse, settle
@@ -28,36 +30,73 @@ from flash_export.shapes import Shapes
 from flash_export.sites import Refusal, Site
 from flash_export.value_types import infer
 
+_ORIGIN = "flash_export.origin"
+"""Where a node keeps, in memory, the number that it has in the file."""
+
 
 def find(model: ir.Model) -> list[Site]:
     """One site for every softmax and attention operator, in the graph's order; unnamed values get names.
 
-    A local function with attention in it becomes part of the main graph where that is fused. Sites inside subgraphs
-    and other functions come after those of the main graph and are never fused.
+    Local functions with attention, or parts of it, become part of the main graph where that lets something fuse.
+    Sites inside subgraphs and other functions come after those of the main graph and are never fused.
     """
-    if not functions_with(model, PATTERNS):
+    if all(function.domain == DOMAIN for function in model.functions.values()):
         return _find(model)
+    _mark(model)
     trial = model.clone()
     try:
-        inline(trial, PATTERNS)
+        changed = inline(trial, PATTERNS)
     except CannotInline as error:
         return _find(model, str(error))
-    sites, before = _find(trial), _find(model)
-    if sum(s.status == "fused" for s in sites) == sum(s.status == "fused" for s in before):
-        _explain_inner(before, sites)
-        return before
-    inline(model, PATTERNS)
-    return _find(model)
+    before = _find(model)
+    tried = _find(trial) if changed else before
+    steps = 1 if _fused(tried) > _fused(before) else 0
+    if _fused(tried) < len(tried) and _inlined_near(trial):
+        near = _find(trial)
+        steps = 2 if _fused(near) > _fused(tried) else steps
+        tried = near
+    for step in (inline, inline_near)[:steps]:
+        step(model, PATTERNS)
+    sites = _find(model) if steps else before
+    _explain(sites, tried)
+    return sites
 
 
-def _explain_inner(before: list[Site], inlined: list[Site]) -> None:
-    """Gives the sites in functions the reason that they have inside the graph, where all of them have the same."""
-    known = {site.name for site in before}
-    reasons = {(s.reason.code, s.reason.text): s.reason for s in inlined if s.reason and s.name not in known}
-    inner = [site for site in before if site.reason and site.name not in {s.name for s in inlined}]
-    for site in inner if len(reasons) == 1 else ():
-        (reason,) = reasons.values()
-        site.reason = dataclasses.replace(reason, node=site.name)
+def _inlined_near(model: ir.Model) -> bool:
+    try:
+        return inline_near(model, PATTERNS)
+    except CannotInline:
+        return False
+
+
+def _fused(sites: list[Site]) -> int:
+    return sum(site.status == "fused" for site in sites)
+
+
+def _mark(model: ir.Model) -> None:
+    """Numbers the anchors, those in functions too; a node that is written out for a call has its number."""
+    graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for number, node in enumerate(node for graph in graphs for node in graph.all_nodes()):
+        if _reader(node) is not None:
+            node.meta[_ORIGIN] = number
+
+
+def _explain(sites: list[Site], inlined: list[Site]) -> None:
+    """Gives the sites that stay the reasons that they have where the calls around them are written out."""
+    written: dict[int | None, list[Site]] = defaultdict(list)
+    told: dict[int | None, list[Site]] = defaultdict(list)
+    for group, members in ((written, inlined), (told, sites)):
+        for site in members:
+            group[site.origin].append(site)
+    for origin, same in told.items():
+        others = written[origin]
+        first = next((s.reason for s in others if s.reason is not None), None)
+        # One node of a function is a node at every call: there any reason holds.
+        reasons = [s.reason for s in others] if len(others) == len(same) else [first] * len(same)
+        for site, reason in zip(same, reasons, strict=True):
+            if site.status != "fused" and reason is not None and origin is not None:
+                node = reason.node if site.reason == reason else site.name
+                site.status, site.reason = "refused", dataclasses.replace(reason, node=node)
 
 
 def _find(model: ir.Model, not_inlined: str = "") -> list[Site]:
@@ -100,19 +139,20 @@ def _region(
     opset: int,
     outer: Region | None,
     inferred: dict[str, ir.TypeAndShape] | None = None,
+    owner: ir.Node | None = None,
 ) -> Region:
     shapes = Shapes(graph, None if outer is None else outer.shapes, inferred)
-    return Region(shapes, Evaluator(shapes, opset), opset, Drafts(shapes, opset))
+    owners = () if outer is None or owner is None else (owner, *outer.owners)
+    return Region(shapes, Evaluator(shapes, opset), opset, Drafts(shapes, opset), owners=owners)
 
 
 def _visit(node: ir.Node, region: Region) -> Site | Candidate | None:
     if node.domain == DOMAIN and node.op_type in OPERATORS:
         return _existing(node, region)
-    operator = ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
-    reader = PATTERNS.get(operator) or WRITTEN_OUT.get(operator)
+    reader = _reader(node)
     if reader is None:
         return None
-    site = Site(name=name_of(node), status="not_attention")
+    site = Site(name=name_of(node), status="not_attention", origin=node.meta.get(_ORIGIN))
     mark = region.drafts.mark()
     try:
         attention = reader(node, region)
@@ -131,6 +171,12 @@ def _visit(node: ir.Node, region: Region) -> Site | Candidate | None:
         region.drafts.discard(mark)
         refuse(site, _TOO_DEEP, node)
         return site
+
+
+def _reader(node: ir.Node) -> Callable[[ir.Node, Region], Attention] | None:
+    """Who reads the attention around ``node``; None where it is no anchor."""
+    operator = ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
+    return PATTERNS.get(operator) or WRITTEN_OUT.get(operator)
 
 
 _TOO_DEEP = Refusal(
@@ -211,21 +257,14 @@ def _sites_below(graph: ir.Graph | ir.Function, region: Region) -> Iterator[Site
     for node in graph:
         for attribute in node.attributes.values():
             for inner in g.graphs_of(attribute):
-                yield from _subgraph_sites(inner, _region(inner, region.opset, region), _inside(node))
+                yield from _subgraph_sites(inner, _region(inner, region.opset, region, owner=node), _inside(node))
 
 
 def _inside(node: ir.Node) -> Refusal:
     """Why attention in a branch or a body stays."""
-    what, action = "the body", "unroll the loop when exporting, or export its body as a model of its own"
-    if node.op_type == "If":
-        what = "a branch"
-        action = "export the branches as models of their own (optimum: without merging the decoders)"
-    return Refusal(
-        "subgraph",
-        f"the attention lies in {what} of {node.op_type} {name_of(node)}, where nobody can feed it to prove a rewrite",
-        "",
-        action,
-    )
+    what, action = place(node)
+    text = f"the attention lies in {what}, where nobody can feed it to prove a rewrite"
+    return Refusal("subgraph", text, "", action)
 
 
 def _subgraph_sites(graph: ir.Graph | ir.Function, region: Region, reason: Refusal) -> Iterator[Site]:

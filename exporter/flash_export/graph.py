@@ -135,7 +135,7 @@ def for_outputs(values: Iterable[ir.Value], inner: Container[ir.Node] = ()) -> s
         if value.is_graph_output() and value.graph is main:
             names.append(str(value.name))
         elif value.is_graph_output() and main is not None:
-            readers += [n for n in main.all_nodes() if value.graph in _held(n)]
+            readers += [n for n in main.all_nodes() if value.graph in held(n)]
         new = dict.fromkeys(v for node in readers for v in node.outputs if v not in seen)
         seen.update(new)
         todo.extend(new)
@@ -145,7 +145,7 @@ def for_outputs(values: Iterable[ir.Value], inner: Container[ir.Node] = ()) -> s
     return f" for the output{'s' if len(names) > 1 else ''} {', '.join(sorted(names)[:_NAMED])}{more}"
 
 
-def _held(node: ir.Node) -> list[ir.Graph | ir.Function | None]:
+def held(node: ir.Node) -> list[ir.Graph | ir.Function | None]:
     """The branches and bodies of a node."""
     return [graph for attribute in node.attributes.values() for graph in graphs_of(attribute)]
 

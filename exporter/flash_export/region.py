@@ -21,7 +21,8 @@ from flash_export.shapes import Shapes
 class Region:
     """The graph that an anchor lies in, with what is known of it.
 
-    ``drafts`` takes the nodes that a reader writes down; ``proofs`` keeps what ``masks`` has proven.
+    ``drafts`` takes the nodes that a reader writes down; ``proofs`` keeps what ``masks`` has proven; ``owners`` are the
+    nodes whose branch or body the graph is, the innermost first.
     """
 
     shapes: Shapes
@@ -29,6 +30,7 @@ class Region:
     opset: int
     drafts: Drafts
     proofs: dict[object, object] = dataclasses.field(default_factory=dict)
+    owners: tuple[ir.Node, ...] = ()
 
     def number(self, value: ir.Value | None) -> float | None:
         """The one number that ``value`` holds: a constant, or computed from static lengths. None otherwise."""

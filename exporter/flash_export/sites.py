@@ -57,6 +57,8 @@ class Site:
     already: bool = False
     match: object | None = dataclasses.field(default=None, repr=False, compare=False)
     """What ``rewrite`` needs of ``find``; nobody else reads it."""
+    origin: int | None = dataclasses.field(default=None, repr=False, compare=False)
+    """The anchor's number in a file with functions: what is one node there is one at every call once written out."""
 
     def as_report(self) -> dict[str, object]:
         """The site's entry in ``report.json``, schema 1."""

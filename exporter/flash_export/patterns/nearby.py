@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from flash_export import graph as g
-from flash_export.canonical import Refused, name_of
+from flash_export.canonical import NotAttention, Refused, name_of
 from flash_export.patterns.quantized import is_quantization, quantized_factors
 from flash_export.region import is_product, users
 
@@ -55,8 +55,19 @@ def product_above(value: ir.Value) -> bool:
             seen -= 1  # a quantizer may round every tensor on the way, which makes the way no longer
             queue[:0] = [v for v in node.inputs[:1] if v is not None]
         elif node.op_type not in _LAYERS:
-            queue.extend(v for v in node.inputs if v is not None and v.producer() is not None)
+            queue.extend(v for v in g.all_inputs(node) if v.producer() is not None)
     return False
+
+
+def of_the_scores(refusals: Sequence[tuple[Refused | NotAttention, ir.Value]]) -> Refused | NotAttention | None:
+    """Of what was said of an operator's operands, that of the one that comes from a product.
+
+    The scores do; a fill, a bound or a factor beside them does not, and is none of the reasons why they stay.
+    """
+    refused = [(error, source) for error, source in refusals if isinstance(error, Refused)]
+    if len(refused) > 1:
+        refused = [(error, source) for error, source in refused if product_above(source)] or refused
+    return next((error for error, _ in refused or refusals), None)
 
 
 def _factors(node: ir.Node) -> Sequence[ir.Value | None] | None:

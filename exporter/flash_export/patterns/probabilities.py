@@ -11,6 +11,7 @@ from flash_export.contrib_product import added_by
 from flash_export.dims import ONE
 from flash_export.layout import Axes, is_float_cast, step, trains
 from flash_export.patterns import zeroed
+from flash_export.patterns.branches import crossing, has_branches
 from flash_export.patterns.guards import guards_below
 from flash_export.patterns.nearby import product_below, summed_product, written_out
 from flash_export.patterns.quantized import QUANTIZE_AFTERWARDS, is_quantization, quantized_factors
@@ -42,10 +43,12 @@ def read_probabilities(anchor: ir.Node, region: Region) -> tuple[list[ir.Node], 
             continue
         readers = users(value)
         if len(readers) != 1 or value.is_graph_output():
-            raise _shared(value, readers)
+            raise _shared(value, readers, region)
         node = readers[0]
-        if is_product(node):
+        if is_product(node) and node.graph is anchor.graph:
             return path, node
+        if node.graph is not anchor.graph:
+            raise _elsewhere(anchor, readers) or _changed(value, node)
         if zeroed.zeroing(node, value, region) is not None:
             path.append(node)
             value = node.outputs[0]
@@ -57,7 +60,20 @@ def read_probabilities(anchor: ir.Node, region: Region) -> tuple[list[ir.Node], 
         value = node.outputs[0]
 
 
-def _shared(value: ir.Value, readers: list[ir.Node]) -> Exception:
+def _elsewhere(anchor: ir.Node, readers: list[ir.Node]) -> Refused | None:
+    """Why an attention stays whose second product lies in a branch or body below the softmax."""
+    inner = {n.graph for n in readers if n.graph is not anchor.graph and product_below(n)}
+    owner = next((n for n in anchor.graph or () if has_branches(n) and inner & set(g.held(n))), None) if inner else None
+    return None if owner is None else crossing("the product with V lies", owner)
+
+
+def _shared(value: ir.Value, readers: list[ir.Node], region: Region) -> Exception:
+    producer = value.producer()
+    below = None if producer is None else _elsewhere(producer, readers)
+    if below is not None:
+        return below
+    if value.is_graph_output() and any(product_below(owner) for owner in region.owners):
+        return crossing("the softmax lies", region.owners[0])
     if not any(product_below(node) for node in readers):
         return NotAttention("the softmax's output enters no product")
     if _normalized(value) is not None:

@@ -20,8 +20,9 @@ from flash_export.dims import ONE
 from flash_export.enlarging import refuse_enlarging
 from flash_export.layout import Axes, Axis, is_float_cast, read_scalar_factor, step, trains
 from flash_export.mask_terms import FORGETS, uniform
+from flash_export.patterns.branches import crossing, has_branches
 from flash_export.patterns.lifted import BELOW_ALL, lifted
-from flash_export.patterns.nearby import summed_product, written_out
+from flash_export.patterns.nearby import of_the_scores, summed_product, written_out
 from flash_export.patterns.quantized import QUANTIZE_AFTERWARDS, in_scores
 from flash_export.patterns.row_factors import row_factor
 from flash_export.region import Region, is_product
@@ -108,19 +109,15 @@ def _read_scores(value: ir.Value, region: Region) -> tuple[ir.Node, list[Step]]:
     reader = _READERS.get(node.op_type) if g.is_op(node, node.op_type) else None
     if reader is None:
         raise _unknown(node)
-    found: tuple[ir.Node, list[Step]] | None = None
-    refusal: Refused | NotAttention | None = None
+    refusals: list[tuple[Refused | NotAttention, ir.Value]] = []
     for option in reader(node, region):
         try:
             product, steps = read_scores(option.source, region)
         except (Refused, NotAttention) as error:
-            refusal = error if refusal is None or isinstance(refusal, NotAttention) else refusal
+            refusals.append((error, option.source))
             continue
-        found = product, [*steps, option]
-        break
-    if found is None:
-        raise refusal or _unknown(node)
-    return found
+        return product, [*steps, option]
+    raise of_the_scores(refusals) or _unknown(node)
 
 
 def _product(node: ir.Node, region: Region) -> tuple[ir.Node, list[Step]]:
@@ -162,6 +159,8 @@ def _unknown(node: ir.Node) -> Refused:
         )
     if summed_product(node):
         return written_out(node)
+    if has_branches(node):
+        return crossing("the scores are made", node)
     quantized = in_scores(node)
     if quantized is not None:
         return Refused("quantized", f"{quantized.op_type} lies in the scores", quantized, QUANTIZE_AFTERWARDS)

@@ -36,6 +36,7 @@ NEARBY = (
     "dropout_active",
     "quantized",
     "sink",
+    "subgraph",
 )
 """Reasons found before the product of Q and K is: without one within reach, the softmax is no attention."""
 

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from contract.reference import attention as reference
 from contract.tolerance import unfused, why_rejected
 from exporter import graphs
 from exporter.graphs import both, code, fuse, model, numbers, only
+
+from flash_export.find import find
 
 SIZES = [{"B": 2, "S": 5, "T": 7}, {"B": 1, "S": 1, "T": 3}, {"B": 3, "S": 9, "T": 4}]
 CONSTANTS = graphs.CONSTANTS + (
@@ -190,3 +193,30 @@ def test_a_refusal_says_what_is_so(lines: str, why: str) -> None:
     site = only(fuse(proto)[1])
     assert site.reason is not None
     assert why in site.reason.text
+
+
+BENT = {
+    "Relu": ("bent = Relu (scaled)\n", "unknown_operator"),
+    "Clip": ("bent = Clip (scaled, zero, half)\n", "unknown_operator"),
+    "DequantizeLinear": ("i = QuantizeLinear (scaled, half)\n bent = DequantizeLinear (i, half)\n", "quantized"),
+}
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "fill = Constant <value_float = -1000000000.0> ()\n masked = Where (keep, fill, bent)\n",
+        "fill = Constant <value_float = -3e38> ()\n masked = Max (fill, bent)\n",
+        "f = Exp (m)\n masked = Mul (f, bent)\n",
+        "f = Unsqueeze (m, ax0)\n masked = Add (f, bent)\n",
+    ],
+)
+@pytest.mark.parametrize("operator", BENT)
+def test_the_operator_that_is_named_is_the_scores_own(operator: str, last: str) -> None:
+    """What stands beside the scores, a fill or a factor, comes first in some graphs and is no reason."""
+    lines, expected = BENT[operator]
+    inputs = graphs.QKV + ", bool[B, 1, 1, T] keep, float[1] m"
+    proto = model(graphs.PRODUCT + lines + last + graphs.REST, inputs=inputs, constants=CONSTANTS)
+    reason = only(find(ir.from_proto(proto))).reason
+    assert reason is not None
+    assert (reason.code, reason.text.split()[0]) == (expected, operator)
