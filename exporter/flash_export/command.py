@@ -59,13 +59,7 @@ def run(app: typer.Typer | Callable[[], int], arguments: Sequence[str] | None = 
     except OSError as error:
         if error.errno not in _NO_SPACE and _NO_FOLDER not in str(error):
             return _our_bug()
-        return _missing(
-            "there is no space left on this machine",
-            where=str(error.filename or "temporary files"),
-            got=f"{error.strerror or error} (errno {error.errno})",
-            need="room for the files, and a limit of their sizes (ulimit -f) that holds them",
-            do="free some space, or set TMPDIR to a folder on another disk; nothing was written",
-        )
+        return _no_space(error)
     except MemoryError as error:
         return _missing(
             "this machine ran out of memory",
@@ -76,6 +70,34 @@ def run(app: typer.Typer | Callable[[], int], arguments: Sequence[str] | None = 
         )
     except Exception:
         return _our_bug()
+
+
+def _no_space(error: OSError) -> int:
+    got = f"{error.strerror or error} (errno {error.errno})"
+    if _holds_text():
+        return _missing(
+            "there is no space left for what the command says",
+            where="standard output",
+            got=got,
+            need="a terminal, a pipe, or a file on a disk with room for it",
+            do="send it elsewhere, or free some space on that disk",
+        )
+    return _missing(
+        "there is no space left on this machine",
+        where=str(error.filename or "temporary files"),
+        got=got,
+        need="room for the files, and a limit of their sizes (ulimit -f) that holds them",
+        do="free some space, or set TMPDIR to a folder on another disk; nothing was written",
+    )
+
+
+def _holds_text() -> bool:
+    """Whether standard output holds text that it cannot write."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        return True
+    return False
 
 
 def _missing(what: str, *, where: str, got: str, need: str, do: str) -> int:

@@ -56,7 +56,7 @@ def check_outputs(written: Iterable[Path | None], read: Iterable[Path]) -> None:
 
     Raises:
         UsageError: an output is a file that is read, another output, a folder or a device, or its folder cannot be
-            written to.
+            written to. A full disk is told of where a file is written.
     """
     wanted = [path for path in written if path is not None]
     refuse_to_replace(read, wanted)
@@ -71,6 +71,8 @@ def check_outputs(written: Iterable[Path | None], read: Iterable[Path]) -> None:
         )
     for path in wanted:
         check_output(path)
+        with _told(path, full=False), interrupt.temporary_file(path.parent):
+            pass  # a folder may have every right and still take no file, as /proc does
 
 
 def check_engine(path: Path) -> None:
@@ -96,7 +98,7 @@ def check_engine(path: Path) -> None:
             need="a free name, or an older engine there",
             do=f"give -o {path.with_suffix('.engine')}, or remove that file first",
         )
-    if not older and not _free_for_sidecar(beside := sidecar_path(path)):
+    if not _free_for_sidecar(beside := sidecar_path(path)):
         raise UsageError(
             "the engine's sidecar would replace a file of yours",
             where=str(beside),
@@ -144,8 +146,9 @@ def write_engine(path: Path, plan: bytes, sidecar: Mapping[str, Any]) -> None:
 
     Raises:
         MissingHere: the disk is full.
+        UsageError: the folder is gone, or takes no file any more.
     """
-    with alone_in(path.parent):
+    with _told(path), alone_in(path.parent):
         _write_together({path: plan, sidecar_path(path): json.dumps(sidecar, indent=2).encode() + b"\n"})
 
 
@@ -154,8 +157,10 @@ def write_atomically(path: Path, data: bytes) -> None:
 
     Raises:
         MissingHere: the disk is full, or files may not become as large; what was at ``path`` is still there.
+        UsageError: the folder is gone, or takes no file any more.
     """
-    _write_together({path: data})
+    with _told(path):
+        _write_together({path: data})
 
 
 def _write_together(contents: Mapping[Path, bytes]) -> None:
@@ -168,7 +173,7 @@ def _write_together(contents: Mapping[Path, bytes]) -> None:
 
 def _written_beside(path: Path, data: bytes, stack: contextlib.ExitStack) -> Path:
     """A file with ``data`` in the folder of ``path``, which ``stack`` removes."""
-    try:
+    with _told(path, size=len(data)):
         temporary = stack.enter_context(interrupt.temporary_file(path.parent))
         with temporary.open("wb") as file:
             file.write(data)
@@ -176,13 +181,27 @@ def _written_beside(path: Path, data: bytes, stack: contextlib.ExitStack) -> Pat
             os.fsync(file.fileno())
         temporary.chmod(0o644)
         return temporary
+
+
+@contextlib.contextmanager
+def _told(path: Path, *, size: int | None = None, full: bool = True) -> Iterator[None]:
+    """What the system says against writing to ``path`` as an error of ours; with ``full`` off, not that it is full."""
+    try:
+        yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        raise MissingHere(
-            "the disk is full" if error.errno != errno.EFBIG else "a file may not become as large here",
-            where=str(path),
-            got=f"{len(data)} bytes to write: {error.strerror}",
-            need="that much free space, and a limit of files' sizes (ulimit -f) beyond it",
-            do="free some space or choose another disk; nothing was changed",
-        ) from error
+            raise UsageError(
+                "the output cannot be written",
+                where=str(path),
+                got=error.strerror or str(error),
+                need=f"a folder {path.parent} that is there and takes files",
+                do="choose another place for the output, or correct the folder; nothing was written",
+            ) from error
+        if full:
+            raise MissingHere(
+                "the disk is full" if error.errno != errno.EFBIG else "a file may not become as large here",
+                where=str(path),
+                got=f"{size} bytes to write: {error.strerror}" if size is not None else str(error.strerror),
+                need="that much free space, and a limit of files' sizes (ulimit -f) beyond it",
+                do="free some space or choose another disk; nothing was changed",
+            ) from error

@@ -115,3 +115,16 @@ def test_full_folders_for_temporary_files_are_told_as_such(
     told = capsys.readouterr().err
     assert [part for part in PARTS if part not in told] == []
     assert "No usable temporary directory" in told
+
+
+def test_a_full_disk_under_what_a_command_says_is_told_as_such(tmp_path: Path) -> None:
+    model = fused(tmp_path / "m.onnx")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-B", "-m", "flash_trt", "inspect", str(model)],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == EXIT_MISSING
+    assert [part for part in PARTS if part not in done.stderr] == []
+    assert "where standard output" in done.stderr
+    assert "temporary files" not in done.stderr

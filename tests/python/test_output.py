@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
+import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,8 @@ import onnx
 import pytest
 from python.attention_models import fused, unfused
 
-from flash_export.errors import EXIT_OK, EXIT_USAGE, MissingHere
+from flash_export import interrupt
+from flash_export.errors import EXIT_OK, EXIT_USAGE, MissingHere, UsageError
 from flash_trt import output
 from flash_trt.output import sidecar_path, write_atomically, write_engine
 
@@ -232,3 +235,71 @@ def test_engines_written_to_one_place_at_once_leave_a_sidecar_of_the_engine_ther
     told = json.loads(sidecar_path(path).read_text())["engine"]["sha256"]
     assert told == hashlib.sha256(path.read_bytes()).hexdigest()
     assert sorted(tmp_path.iterdir()) == [path, sidecar_path(path)]
+
+
+GONE = "the output cannot be written"
+
+
+def _parts_of(told: str) -> list[str]:
+    return [part for part in ("\n  where ", "\n  got   ", "\n  need  ", "\n  do    ") if part in told]
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "build"])
+def test_a_folder_that_takes_no_file_is_refused_before_anything_runs(
+    tmp_path: Path, flash_trt: Callable[..., int], capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """/proc has every right for root, and takes no file."""
+    arguments = {
+        "run": ("run", fused(tmp_path / "f.onnx"), "-o", "/proc/x.npz"),
+        "build": ("build", tmp_path / "f.onnx", "-o", "/proc/x.engine"),
+        "compare": ("compare", tmp_path / "f.onnx", unfused(tmp_path / "u.onnx"), "--json", "/proc/x.json"),
+    }
+    assert flash_trt(*arguments[command]) == EXIT_USAGE
+    out, told = capsys.readouterr()
+    assert len(_parts_of(told)) == 4
+    assert "/proc" in told
+    assert out == ""
+
+
+def test_a_folder_that_goes_while_a_command_works_is_told_of(
+    tmp_path: Path, flash_trt: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, check = tmp_path / "there", output.check_output
+
+    def checked(path: Path) -> None:
+        check(path)
+        monkeypatch.setattr(output.interrupt, "temporary_file", _removing(folder))
+
+    monkeypatch.setattr(output, "check_output", checked)
+    model = fused(tmp_path / "f.onnx")
+    assert flash_trt("run", model, "-o", folder / "x.npz") == EXIT_USAGE
+    told = capsys.readouterr().err
+    assert GONE in told
+    assert len(_parts_of(told)) == 4
+
+
+def _removing(folder: Path) -> Callable[[Path], contextlib.AbstractContextManager[Path]]:
+    """``temporary_file`` of a folder that is removed after its first."""
+    made = interrupt.temporary_file
+
+    @contextlib.contextmanager
+    def temporary_file(parent: Path) -> Iterator[Path]:
+        with made(parent) as path:
+            yield path
+        shutil.rmtree(folder)
+
+    return temporary_file
+
+
+@pytest.mark.parametrize("write", [write_atomically, lambda path, data: write_engine(path, data, {})])
+def test_a_folder_that_is_gone_is_a_usage_error(tmp_path: Path, write: Callable[[Path, bytes], None]) -> None:
+    with pytest.raises(UsageError, match=GONE):
+        write(tmp_path / "gone" / "x", b"ftrt")
+
+
+def test_a_file_of_the_users_beside_an_older_engine_is_kept(tmp_path: Path) -> None:
+    write_engine(engine := tmp_path / "m.engine", b"ftrt old", {"schema": 1, "engine": {}})
+    output.check_engine(engine)
+    sidecar_path(engine).write_text('{"mine": 1}')
+    with pytest.raises(UsageError, match="sidecar would replace a file of yours"):
+        output.check_engine(engine)
