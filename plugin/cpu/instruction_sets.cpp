@@ -14,10 +14,14 @@ namespace flash_export::cpu {
 #if defined(__x86_64__)
 namespace {
 
-// Not every compiler's __builtin_cpu_supports knows its name.
+// Not every compiler's __builtin_cpu_supports knows its name. Asked once: in a virtual machine it takes 10
+// us.
 bool hasF16c() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+  static bool const has = [] {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+  }();
+  return has;
 }
 
 bool runsAvx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && hasF16c(); }

@@ -66,17 +66,19 @@ FLASH_INLINE int32_t exponentOf(float x) {
 }
 
 // Adds x to a sum of two parts that is multiplied by `shrink` first: `low` is what `high` has lost by
-// rounding (Knuth 1969, The Art of Computer Programming 2, 4.2.2, theorem B).
-FLASH_INLINE void addTo(Floats& high, Floats& low, Floats shrink, Floats x) {
-  Floats const before = high * shrink;
+// rounding (Knuth 1969, The Art of Computer Programming 2, 4.2.2, theorem B). float or Floats.
+template <class Number>
+FLASH_INLINE void addTo(Number& high, Number& low, Number shrink, Number x) {
+  Number const before = high * shrink;
   high = before + x;
-  Floats const added = high - before;
+  Number const added = high - before;
   low = low * shrink + ((before - (high - added)) + (x - added));
 }
 
 // What both parts come to. Where `high` is no finite number, `low` is NaN.
-FLASH_INLINE Floats wholeOf(Floats high, Floats low) {
-  Floats const whole = high + low;
+template <class Number>
+FLASH_INLINE Number wholeOf(Number high, Number low) {
+  Number const whole = high + low;
   return whole == whole ? whole : high;
 }
 

@@ -23,10 +23,13 @@ constexpr int kScores = kSliceKeys + 16;
 // and 8 lanes, at 5 with 16).
 constexpr int kSliceRows = 4;
 
-// A row's partial result: row_max, row_sum, then from kPartialOutput on the unnormalised output.
+// A row's partial result: row_max, row_sum and its low part, then from kPartialOutput on the unnormalised
+// output, then its low parts: runs are added up in sums of two parts, whose error does not grow with them.
 constexpr int kPartialOutput = 16;
 
-int64_t partialSize(RowProblem const& problem) { return kPartialOutput + roundUp(problem.v_head_dim, 16); }
+int64_t partialSize(RowProblem const& problem) {
+  return kPartialOutput + 2 * roundUp(problem.v_head_dim, 16);
+}
 
 int64_t sliceScratch(RowProblem const& problem, int32_t count) {
   return kScores + runSumsSize(problem) + count * querySize(problem);
@@ -179,7 +182,7 @@ FLASH_INLINE void addRow(RowProblem const& problem, Row const& row, float const*
     sum += part;
   }
   partial[0] = now;
-  partial[1] = partial[1] * shrink + sumOf(sum);
+  addTo(partial[1], partial[2], shrink, sumOf(sum));
   float* const output = partial + kPartialOutput;
   if (row.bias == nullptr) {
     addRun<false, Element>(problem, first, last, scores, shrink, output, sums);
@@ -200,7 +203,7 @@ void runSlice(RowProblem const& problem, Row const* rows, int32_t count, int32_t
   for (int r = 0; r < count; ++r) {
     widenQuery<Element>(problem, rows[r], queries + r * query_size);
     float* const partial = partials + r * size;
-    partial[0] = -kInfinity, partial[1] = 0.0f;
+    partial[0] = -kInfinity, partial[1] = partial[2] = 0.0f;
     for (int64_t i = kPartialOutput; i < size; ++i) partial[i] = 0.0f;
   }
   for (int key0 = first; key0 < last; key0 += kSliceKeys) {
@@ -225,7 +228,8 @@ struct Total {
 FLASH_INLINE Total totalOf(Row const& row, float const* partials, int64_t step, int32_t slices) {
   float keys_max = -kInfinity, sum = 0.0f;
   for (int s = 0; s < slices; ++s) keys_max = partials[s * step] > keys_max ? partials[s * step] : keys_max;
-  for (int s = 0; s < slices; ++s) sum += partials[s * step + 1];
+  auto const sumOfSlice = [&](int s) { return wholeOf(partials[s * step + 1], partials[s * step + 2]); };
+  for (int s = 0; s < slices; ++s) sum += sumOfSlice(s);
   if (keys_max == -kInfinity && sum == 0.0f) {  // no key: the sink as it is, be it none or no number
     if (row.lse != nullptr) *row.lse = row.sink;
     return {0.0f, 0.0f};
@@ -237,18 +241,20 @@ FLASH_INLINE Total totalOf(Row const& row, float const* partials, int64_t step, 
   float const row_max = keys_max > row.sink ? keys_max : row.sink;
   float const most = row_max == -kInfinity ? 0.0f : row_max;
   float row_sum = expOf(row.sink - most);
-  for (int s = 0; s < slices; ++s) row_sum += partials[s * step + 1] * expOf(partials[s * step] - most);
+  for (int s = 0; s < slices; ++s) row_sum += sumOfSlice(s) * expOf(partials[s * step] - most);
   if (row.lse != nullptr) *row.lse = row_max + __builtin_logf(row_sum);
   return {most, 1.0f / row_sum};
 }
 
 // The row's output at `d` from partials that runSlice made with `weight`.
-FLASH_INLINE Floats outputOf(Total total, float const* partials, int64_t step, int32_t slices, int d,
-                             float weight) {
+FLASH_INLINE Floats outputOf(RowProblem const& problem, Total total, float const* partials, int64_t step,
+                             int32_t slices, int d, float weight) {
+  int64_t const low = roundUp(problem.v_head_dim, 16);
   Floats sum{};
   for (int s = 0; s < slices; ++s) {
     float const* const partial = partials + s * step;
-    sum += load(partial + kPartialOutput + d) * expOf(partial[0] - total.row_max);
+    float const* const output = partial + kPartialOutput + d;
+    sum += wholeOf(load(output), load(output + low)) * expOf(partial[0] - total.row_max);
   }
   Floats const output = sum * total.factor;
   if (weight == 1.0f) return output;
@@ -267,7 +273,7 @@ FLASH_INLINE bool combineSlices(RowProblem const& problem, Row const& row, float
   Total const total = totalOf(row, partials, step, slices);
   Floats finite{};
   for (int d = 0; d < problem.v_head_dim; d += kLanes) {
-    Floats output = outputOf(total, partials, step, slices, d, weight);
+    Floats output = outputOf(problem, total, partials, step, slices, d, weight);
     finite += output * 0.0f;
     Element* const to = static_cast<Element*>(row.output) + d;
     int const left = problem.v_head_dim - d;

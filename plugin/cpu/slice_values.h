@@ -86,7 +86,8 @@ FLASH_INLINE void addPiece(RowProblem const& problem, Element const* value, int 
   run.keys += keys;
 }
 
-// output = output * shrink + probs . the values first <= j < last. `room` has runSumsSize() floats.
+// output = output * shrink + probs . the values first <= j < last, its low parts behind it. `room` has
+// runSumsSize() floats.
 template <bool kHoles, class Element>
 FLASH_INLINE void addRun(RowProblem const& problem, int first, int last, float const* probs, float shrink,
                          float* output, float* room) {
@@ -97,10 +98,13 @@ FLASH_INLINE void addRun(RowProblem const& problem, int first, int last, float c
                      run);
     j = end;
   }
+  float* const low_output = output + roundUp(problem.v_head_dim, 16);
   for (int d = 0; d < problem.v_head_dim; d += kLanes) {
     Floats const block = load(run.block + d);
     Floats const sum = run.keys < kBlockKeys ? block : load(run.blocks + d) + block;
-    store(output + d, load(output + d) * shrink + sum);
+    Floats high = load(output + d), low = load(low_output + d);
+    addTo(high, low, splat(shrink), sum);
+    store(output + d, high), store(low_output + d, low);
   }
 }
 

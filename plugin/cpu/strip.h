@@ -33,6 +33,7 @@ struct Strip {
   int full_first;   // keys that every row sees: full_first <= j < full_last
   int full_last;
   bool untouched;               // `output` holds nothing yet
+  bool has_runs;                // `runs` holds something
   bool hides;                   // it was used with keys that some row does not see
   Ints alone[kMaxVectors];      // by lane: rows that this strip does not serve
   bool shared_bias;             // all rows have the same
@@ -40,6 +41,7 @@ struct Strip {
   float* output;                // [Dv][width], unnormalised
   float* row_max;               // [width]
   float* row_sum;               // [width]
+  float* runs;                  // [runsSize()][width], of the runs of tiles before
   Ints first_key[kMaxVectors];  // by lane
   Ints last_key[kMaxVectors];
 };

@@ -3,7 +3,7 @@
 // Online softmax: Milakov & Gimelshein 2018, arXiv:1805.02867; tiles: Dao et al. 2022, arXiv:2205.14135.
 #pragma once
 #include "slice_kernel.h"
-#include "strip.h"
+#include "strip_runs.h"
 
 namespace flash_export::cpu {
 namespace {
@@ -23,6 +23,7 @@ struct Scratch {
   float* scores;   // [kTileKeys][width]
   float* bias;     // [kTileKeys][width]
   float* alone;    // of one row alone
+  float* runs;     // [strip][runsSize()][width], where there are many keys
 };
 
 FLASH_INLINE int64_t cutScratch(RowProblem const& problem, float* start, Scratch& scratch) {
@@ -40,6 +41,7 @@ FLASH_INLINE int64_t cutScratch(RowProblem const& problem, float* start, Scratch
   take(scratch.scores, kTileKeys * kStripRows);
   take(scratch.bias, kTileKeys * kStripRows);
   take(scratch.alone, combineScratch(problem));
+  take(scratch.runs, int64_t{kStrips} * kStripRows * runsSize(problem.v_head_dim));
   return used;
 }
 
@@ -92,7 +94,7 @@ template <class Element>
 FLASH_INLINE void beginStrip(RowProblem const& problem, Strip& strip) {
   int const width = strip.vectors * kLanes;
   limitKeys(strip);
-  strip.untouched = true, strip.hides = false;
+  strip.untouched = true, strip.has_runs = false, strip.hides = false;
   for (int i = 0; i < width; ++i) {
     float const sink = i < strip.count ? strip.rows[i].sink : -kInfinity;
     strip.row_max[i] = sink;
@@ -116,6 +118,7 @@ FLASH_INLINE void beginStrip(RowProblem const& problem, Strip& strip) {
 // value that is NaN or infinite, or finite values have passed what fp32 holds before the sum was divided.
 template <class Element>
 FLASH_INLINE void finishStrip(RowProblem const& problem, Strip& strip, Scratch const& scratch) {
+  takeRuns(strip, problem.v_head_dim);
   int const width = strip.vectors * kLanes;
   for (int i = 0; i < strip.count; ++i) {
     Row const& row = strip.rows[i];
@@ -274,6 +277,7 @@ FLASH_INLINE int cutStrips(Row const* rows, int count, RowProblem const& problem
     strip.output = scratch.outputs + int64_t{row} * problem.v_head_dim;
     strip.row_max = scratch.row_max + row;
     strip.row_sum = scratch.row_sum + row;
+    strip.runs = scratch.runs + row * runsSize(problem.v_head_dim);
     row += strip.vectors * kLanes;
   }
   return used;
@@ -310,6 +314,8 @@ void runTile(RowProblem const& problem, Row const* rows, int32_t count, float* r
         anyStripTile<0>(problem, strip, from, to, ks, vs, scratch);
       }
     }
+    if ((end - first) % (kRunTiles * kTileKeys) != 0 || end == last) continue;
+    for (int t = 0; t < used; ++t) joinRun(strips[t], problem.v_head_dim);
   }
   for (int t = 0; t < used; ++t) finishStrip<Element>(problem, strips[t], scratch);
 }

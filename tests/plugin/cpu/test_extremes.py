@@ -126,6 +126,53 @@ def test_a_sink_of_infinity_has_all_the_weight_and_one_of_nan_shows_but_not_in_r
     assert output[:, 1].tobytes() == plain[:, 1].tobytes()
 
 
+@pytest.mark.parametrize("way", BOTH)
+def test_a_million_equal_weights_keep_their_digits(kernels: tuple[CpuLibrary, str], way: str) -> None:
+    """Sums of blocks are rounded alike too: one addition a tile erred by 1.4e-4, one a run of 512 keys by 1e-5."""
+    library, target = kernels
+    heads, queries, keys = (1, 12, 2**20) if way == "tiles" else (8, 1, 2**20)
+    case = Case(
+        name="flat_scores", operator="FlashAttentionEx", batch=1, heads_q=heads, heads_kv=heads, seqlen_q=queries,
+        seqlen_kv=keys, head_dim=1, layout=1, sinks=1,
+    )  # fmt: skip
+    nothing = np.zeros((1, heads, keys, 1), np.float32)
+    for sink, value in ((0.37, 1 / 3), (2.9, 1.1), (7.3, 0.7)):
+        given = Tensors(
+            nothing[:, :, :queries], nothing, np.full_like(nothing, value), None, None, np.array([sink], np.float32)
+        )
+        output, lse = library.run(case, given, target, way, threads=2)
+        weights = keys + np.exp(np.float64(np.float32(sink)))
+        np.testing.assert_allclose(output, np.float32(value) * keys / weights, rtol=3e-6)
+        assert lse is not None
+        np.testing.assert_allclose(lse, np.log(weights), atol=3e-6)
+
+
+@pytest.mark.parametrize("way", BOTH)
+@pytest.mark.parametrize("order", [1, -1], ids=["rising", "falling"])
+def test_runs_of_tiles_join_whatever_their_largest_scores_are(
+    kernels: tuple[CpuLibrary, str], order: int, way: str
+) -> None:
+    """Over 3 runs of 8,192 keys and some; one batch entry ends within the second, and begins within the first."""
+    library, target = kernels
+    case = Case(
+        name="runs", operator="FlashAttentionEx", heads_q=1, heads_kv=1, seqlen_q=77, seqlen_kv=25_001, head_dim=3,
+        layout=1, causal=1, diagonal=1, window_left=12_000, kv_lengths=(25_001, 12_500), score_std=9.0,
+    )  # fmt: skip
+    made = tensors.make(case)
+    size = np.linspace(0, 1, case.seqlen_kv)[::order, None]
+    value = made.value.copy()
+    value[0, 0, 24_990, 1], value[1, 0, 450, 2] = np.inf, np.nan
+    given = dataclasses.replace(made, key=(made.key * size).astype(np.float32), value=value)
+    wanted, wanted_lse = exact(case, given)
+    base = tolerance.unfused(given.query, given.key, given.value, **tensors.formula_arguments(case, given))  # type: ignore[arg-type]
+    output, lse = library.run(case, given, target, way, threads=1)
+    assert np.isposinf(wanted).any()
+    assert 0 < np.isnan(wanted[1, 0, :, 2]).sum() < case.seqlen_q
+    assert why_rejected(output, wanted, base) == []
+    assert lse is not None
+    np.testing.assert_allclose(lse, wanted_lse, atol=1e-4)
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("keys", [96, 512, 2048])
 def test_the_sum_of_equal_weights_keeps_its_digits(kernels: tuple[CpuLibrary, str], keys: int, way: str) -> None:
