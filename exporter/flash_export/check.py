@@ -24,6 +24,7 @@ from flash_export.cut import CannotCut, attention_nodes, cut
 from flash_export.eager import Reference
 from flash_export.errors import NumbersDiffer, UnsupportedModel, UsageError
 from flash_export.function_body import functions_for
+from flash_export.hidden_rows import HiddenRows
 from flash_export.inline import CannotInline, inline, inline_near
 from flash_export.patterns import PATTERNS
 from flash_export.runtime import why_not_loaded
@@ -116,10 +117,12 @@ def check(
         tell("unfused model", 1, 1)
         site_runs: list[SiteRun] = []
         doubts: dict[str, str] = {}
+        hidden = HiddenRows(plain, expected.trials, expected.seen, folder)
         for i, site in enumerate(rewritten):
             tell("sites", i, len(rewritten))
             try:
-                site_runs += check_site(site, plain, flash, expected.seen, folder, seed)
+                beside = hidden.of(site, flash, expected.seen)
+                site_runs += check_site(site, plain, flash, expected.seen, folder, seed, beside=beside)
             except CannotProve as error:
                 doubts[site.name] = str(error)
         tell("sites", len(rewritten), len(rewritten))

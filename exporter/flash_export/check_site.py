@@ -118,7 +118,14 @@ class _Sample:
 
 
 def check_site(
-    site: Site, plain: ir.Model, flash: ir.Model, seen: Mapping[str, Seen], folder: Path, seed: int
+    site: Site,
+    plain: ir.Model,
+    flash: ir.Model,
+    seen: Mapping[str, Seen],
+    folder: Path,
+    seed: int,
+    *,
+    beside: Mapping[str, Seen] | None = None,
 ) -> list[SiteRun]:
     """Runs ``site`` alone in both graphs, once a trial, and judges the numbers by the rule of ``accept``.
 
@@ -128,13 +135,14 @@ def check_site(
         seen: trial name -> what the boundary values were in that run of the whole model.
         folder: for temporary files.
         seed: what the drawn numbers depend on, besides names and shapes.
+        beside: more of ``seen``, left out where the old subgraph does not run on it.
 
     Raises:
         CannotProve: whatever came out, it would not tell a right node from a wrong one.
     """
     try:
         boundary = read_boundary(site, flash)
-        samples, reference = _run(site, boundary, plain, flash, seen, folder, seed)
+        samples, reference = _run(site, boundary, plain, flash, (seen, beside or {}), folder, seed)
     except (CannotCut, CannotRun) as error:
         raise CannotProve(f"it cannot be run alone: {error}") from error
     # A site's output is small at some settings, and a few numbers say little about its rounding.
@@ -171,11 +179,14 @@ def _run(
     boundary: Boundary,
     plain: ir.Model,
     flash: ir.Model,
-    seen: Mapping[str, Seen],
+    seen: tuple[Mapping[str, Seen], Mapping[str, Seen]],
     folder: Path,
     seed: int,
 ) -> tuple[list[_Sample], str]:
-    """Every trial's numbers, and what they are measured against: ``float64``, or ``float32`` where no twin runs."""
+    """Every trial's numbers, and what they are measured against: ``float64``, or ``float32`` where no twin runs.
+
+    Of ``seen`` the first part has to run, the second may.
+    """
     unfused = cut(plain, site.boundary, [site.output])
     base = open_session(unfused, folder)
     try:
@@ -188,16 +199,22 @@ def _run(
     meter = ScoreMeter(site, boundary, flash, folder)
     rows = DrownedRows(site, flash, folder)
     samples = []
-    for i, (trial, values) in enumerate(seen.items()):
+    must, may = seen
+    for i, (trial, values) in enumerate([*must.items(), *may.items()]):
         feeds, spread = stretch(_draw(boundary, values, seed + i), boundary, meter)
-        narrow = base.run(feeds)[0]
-        reference = narrow if wide is None else wide.run(feeds)[0]
+        try:
+            narrow = base.run(feeds)[0]
+            reference = narrow if wide is None else wide.run(feeds)[0]
+        except CannotRun:
+            if trial in may:
+                continue
+            raise
         overflow = accept.overflows(narrow, reference)
         drowned = None if wide is None else rows.of(feeds)
         if wide is None:
             noises: tuple[Noise, Noise | None] = _unknown_noise(part, feeds, folder), None
         else:
-            noises = _noise(base, wide, boundary, feeds, (narrow, reference), drowned, len(seen))
+            noises = _noise(base, wide, boundary, feeds, (narrow, reference), drowned, len(must))
         outputs = _output_or_refusal(fused, feeds), _output_or_refusal(faulty, feeds)
         samples.append(_Sample(trial, spread, reference, *noises, drowned, *outputs, _makes_nan(feeds), overflow))
     return samples, "float32" if wide is None else "float64"

@@ -44,7 +44,8 @@ def test_an_honest_rewrite_passes_at_every_site_and_setting(tmp_path: Path, dtyp
     assert result.passed
     sites = [r for r in result.runs if r["kind"] == "site"]
     assert {(r["name"], r["passed"]) for r in sites} == {("attn0", True), ("attn1", True)}
-    assert len({r["setting"] for r in sites}) == 3
+    settings = ["b=3 s=67 t=41 seed=0", "b=1 s=1 t=19 seed=1", "b=2 s=131 t=97 seed=2"]
+    assert {r["setting"] for r in sites} == {*settings, settings[0] + " masks=0,1"}
     assert all(2.0 <= r["score_spread"] <= 4.0 and r["reference"] == "float64" for r in sites)
     assert result.max_abs_error < result.tolerance < 2e-5
 
@@ -104,7 +105,9 @@ def test_a_fault_outside_every_site_is_caught_by_the_whole_model(tmp_path: Path)
 def test_static_shapes_and_one_batch_are_checked_on_several_seeds(tmp_path: Path) -> None:
     recipe = Recipe(sites=1, static=True, batch=1, causal="bottom_right")
     result = run_recipe(tmp_path, recipe)
-    assert [r["setting"] for r in result.runs if r["kind"] == "site"] == ["seed=0", "seed=1", "seed=2"]
+    assert [r["setting"] for r in result.runs if r["kind"] == "site"] == [
+        "seed=0", "seed=1", "seed=2", "seed=0 masks=0",
+    ]  # fmt: skip
     with pytest.raises(NumbersDiffer, match="site attn0"):
         run(*save_pair(tmp_path, recipe, "causal_kind", at=0))
 
@@ -209,14 +212,14 @@ def test_inputs_that_would_hide_a_wrong_scale_prove_nothing(tmp_path: Path) -> N
 
 def test_ranges_of_the_dims_are_kept(tmp_path: Path) -> None:
     result = run_recipe(tmp_path, Recipe(sites=1), dims={"s": (2, 40), "b": (2, 2)})
-    settings = {str(r["setting"]) for r in result.runs}
+    settings = {str(r["setting"]) for r in result.runs if "masks" not in str(r["setting"])}
     assert settings == {"b=2 s=40 t=41 seed=0", "b=2 s=2 t=19 seed=1", "b=2 s=40 t=97 seed=2"}
 
 
 def test_a_model_that_ends_early_is_checked_on_shorter_sequences_and_never_on_one_key_alone(tmp_path: Path) -> None:
     """32 positions: 67 and 131 do not run. A softmax over one key would hide any scale."""
     recipe = Recipe(sites=1, positions=32)
-    settings = {r["setting"] for r in run_recipe(tmp_path, recipe).runs}
+    settings = {r["setting"] for r in run_recipe(tmp_path, recipe).runs if "masks" not in str(r["setting"])}
     assert settings == {"b=3 s=9 t=5 seed=0", "b=1 s=1 t=19 seed=1", "b=2 s=17 t=13 seed=2"}
     with pytest.raises(NumbersDiffer, match="site attn0"):
         run(*save_pair(tmp_path, recipe, "scale", at=0))
