@@ -13,7 +13,7 @@ import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import numpy as np
 import onnx_ir as ir
@@ -120,8 +120,8 @@ def _draw(
             where=f"input {value.name}",
             got=f"type {value.type}",
             need="a tensor of truths, of integers of 8 bits and more, or of floats of 16 and more",
-            do="give the inputs with --values FILE.npz, let the model take such a type and cast it inside, or leave the"
-            " check out with --no-check",
+            do="let the model take another type and cast it inside, or give the inputs in a file: --values FILE.npz, or"
+            " flash-trt run --inputs FILE; flash-export needs none with --no-check",
         )
     if min(shape, default=0) < 0 or math.prod(shape) > MOST_NUMBERS or len(shape) > MOST_AXES:
         raise UsageError(
@@ -129,7 +129,8 @@ def _draw(
             where=f"input {value.name}",
             got=f"shape {list(shape)}",
             need=f"sizes of 0 or more, together at most {MOST_NUMBERS:,} numbers, along at most {MOST_AXES} axes",
-            do="give the inputs with --values FILE.npz, or leave the check out with --no-check",
+            do="give smaller sizes, or the inputs in a file: --values FILE.npz, or flash-trt run --inputs FILE;"
+            " flash-export needs none with --no-check",
         )
     numpy_dtype = dtype.numpy()
     if role.kind == "mask":
@@ -203,7 +204,7 @@ def concrete_shape(value: ir.Value, sizes: Mapping[str, int]) -> tuple[int, ...]
             need="a shape; its dims may be dynamic",
             do="export the model with shapes, or give the inputs with --values FILE.npz",
         )
-    shape = [d if isinstance(d, int) else 0 for d in value.shape]
+    shape = [d if _is_fixed(d) else 0 for d in value.shape]
     for axis, name in _named_dims(value):
         try:
             shape[axis] = sizes[name] if name in sizes else _evaluate(name, sizes)
@@ -229,8 +230,8 @@ def sizes_to_try(
 
     Each setting is a list of choices to take in turn, because exporters give one length several names: every length
     another size, a total that of its past and what is new; then lengths alike that are alike in ``example``; then all
-    lengths alike. Then the same an eighth as long, for models that end before (a table of 64 positions). Then all of it
-    with a batch of one, for models whose export runs with nothing else.
+    lengths alike. Then the same an eighth and a 32nd as long, for models that end before (a table of 64, or 7,
+    positions). Then all of it with a batch of one, for models whose export runs with nothing else.
     """
     dims = dynamic_dims(model)
     if not dims:
@@ -241,7 +242,7 @@ def sizes_to_try(
     settings: list[list[dict[str, int]]] = []
     for turn, batch in enumerate(_BATCH_SIZES):
         choices: list[dict[str, int]] = []
-        for rows, shrink, groups in itertools.product((batch, 1), (1, 8), groupings):
+        for rows, shrink, groups in itertools.product((batch, 1), (1, 8, 32), groupings):
             wanted = dict.fromkeys(dims, rows)
             members = list(dict.fromkeys(groups))
             wanted |= {n: _length(turn, members.index(g)) // shrink | 1 for n, g in zip(lengths, groups, strict=True)}
@@ -290,8 +291,13 @@ def _clamp(size: int, allowed: tuple[int, int] | None) -> int:
 
 def _named_dims(value: ir.Value) -> Iterable[tuple[int, str]]:
     for axis, dim in enumerate(value.shape or ()):
-        if not isinstance(dim, int):
-            yield axis, dim.value or f"{value.name}.{axis}"
+        if not _is_fixed(dim):
+            yield axis, (None if isinstance(dim, int) else dim.value) or f"{value.name}.{axis}"
+
+
+def _is_fixed(dim: int | ir.SymbolicDim) -> TypeGuard[int]:
+    """A negative number is how PyTorch's and TensorFlow's older exporters, and runtimes, write a dynamic dim."""
+    return isinstance(dim, int) and dim >= 0
 
 
 def _names_in(dim: str) -> list[str]:

@@ -262,9 +262,19 @@ def test_a_path_is_read(tmp_path: Path) -> None:
     assert draw_inputs(tmp_path / "m.onnx", {"b": 1, "s": 3})["x"].shape == (1, 3, 4)
 
 
-@pytest.mark.parametrize("dims", ["-1, 3", "2147483647, 2147483647"])
+def test_a_negative_dim_is_a_dynamic_one_without_a_name() -> None:
+    """As older exporters of PyTorch and TensorFlow write it."""
+    given = model("g (float[1] x, float[7, 3] z) => (float[1] y) { y = Identity(x) }")
+    given.graph.inputs[1].shape = ir.Shape([-1, 3])
+    assert dynamic_dims(given) == {"z.0": True}
+    assert draw_inputs(given, {"z.0": 5})["z"].shape == (5, 3)
+    with pytest.raises(UsageError, match="has no size"):
+        draw_inputs(given, {})
+
+
+@pytest.mark.parametrize("dims", ["2147483647, 2147483647"])
 def test_a_shape_of_which_no_numbers_can_be_drawn_is_a_usage_error(dims: str) -> None:
-    given = model(f"g (float[1] x, float[{dims.replace('-1', '7')}] z) => (float[1] y) {{ y = Identity(x) }}")
+    given = model(f"g (float[1] x, float[{dims}] z) => (float[1] y) {{ y = Identity(x) }}")
     given.graph.inputs[1].shape = ir.Shape([int(dim) for dim in dims.split(",")])
     with pytest.raises(UsageError) as error:
         draw_inputs(given, {})

@@ -61,13 +61,22 @@ def test_the_users_shapes_of_one_key_are_warned_of(
 def test_drawn_runs_that_all_have_one_key_are_refused(
     tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], scale: float
 ) -> None:
-    pair, written = [_short(path) for path in _pair(tmp_path, scale=scale)], tmp_path / "v.json"
+    pair, written = [_short(path, 2) for path in _pair(tmp_path, scale=scale)], tmp_path / "v.json"
     assert flash_trt("compare", *pair, "--json", written) == EXIT_USAGE
     told = " ".join(capsys.readouterr().err.split())
     assert "nothing of attention was compared" in told
     assert "--shape NAME:MIN,OPT,MAX" in told
     verdict = json.loads(written.read_text())
     assert (verdict["passed"], verdict["attention_compared"]) == (False, False)
+
+
+@pytest.mark.parametrize(("scale", "code"), [(SCALE, EXIT_OK), (1.01 * SCALE, EXIT_NUMBERS_DIFFER)])
+def test_a_model_of_few_positions_is_compared_on_several_keys(
+    tmp_path: Path, flash_trt: Command, scale: float, code: int
+) -> None:
+    pair, written = [_short(path, 3) for path in _pair(tmp_path, scale=scale)], tmp_path / "v.json"
+    assert flash_trt("compare", *pair, "--json", written) == code
+    assert json.loads(written.read_text())["attention_compared"] is True
 
 
 def test_lengths_of_several_keys_that_the_model_takes_are_compared(
