@@ -226,11 +226,12 @@ def _settle(graph_input: GraphInput, range_: ShapeRange, symbols: _Triples) -> N
     need = spell_dims(graph_input)
     if len(triples) != len(graph_input.dims):
         raise _contradiction(range_, f"rank {len(graph_input.dims)}: {need}")
-    for dim, triple in zip(graph_input.dims, triples, strict=True):
+    for axis, (dim, triple) in enumerate(zip(graph_input.dims, triples, strict=True)):
         if isinstance(dim, int) and triple != (dim, dim, dim):
             raise _contradiction(range_, f"{dim} where the model fixes it: {need}")
-        if isinstance(dim, str) and dim and symbols.setdefault(dim, triple) != triple:
-            raise _contradiction(range_, f"{dim} = {','.join(map(str, symbols[dim]))}, as another --shape says")
+        symbol = _symbol(graph_input, axis)
+        if isinstance(dim, str) and symbols.setdefault(symbol, triple) != triple:
+            raise _contradiction(range_, f"{symbol} = {','.join(map(str, symbols[symbol]))}, as another --shape says")
 
 
 def _require_within(graph_input: GraphInput, range_: ShapeRange, limits: Mapping[str, tuple[int, int]]) -> None:

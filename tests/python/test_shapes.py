@@ -57,6 +57,15 @@ def test_dims_left_open_get_a_default_that_is_told() -> None:
     assert profile.ranges[1] == ShapeRange("x", (1, 20), (1, 20), (8, 20))
 
 
+def test_a_dim_without_a_name_is_settled_by_the_shape_of_its_input() -> None:
+    other = GraphInput("z", 1, ("", 20))
+    profile = plan_profile([NAMELESS, other], [parse("x:2x20,3x20,4x20")])
+    assert profile.chosen == {"z[0]": (1, 1, 8)}
+    assert [str(range_) for range_ in profile.ranges] == ["x:2x20,3x20,4x20", "z:1x20,1x20,8x20"]
+    both = plan_profile([NAMELESS, other], [parse("x:2x20,3x20,4x20"), parse("z:1x20")])  # nothing says they are alike
+    assert both.chosen == {}
+
+
 def test_a_default_stays_within_what_the_model_says() -> None:
     profile = plan_profile([IDS], [], {"batch": (2, 4), "seq": (1, 77), "other": (5, 5)})
     assert profile.chosen == {"batch": (2, 2, 4), "seq": (1, 77, 77)}
