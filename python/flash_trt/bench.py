@@ -34,6 +34,7 @@ from flash_trt.output import check_outputs, files_read, write_atomically
 BENCH_SCHEMA = 1
 _LEAST_ROUNDS = 5
 _WARM_UP_ROUNDS = 2
+_MOST_SECONDS = 86_400
 _PERCENTILES = (10, 50, 90, 99)
 
 Feeds = Mapping[str, np.ndarray]
@@ -125,9 +126,11 @@ def bench(options: BenchOptions, talk: Talk) -> list[Setting]:
     """Times every model at every setting, and writes the figures and the plot where asked.
 
     Raises:
-        UsageError: an unreadable file, a setting that does not fit, no ONNX file to draw inputs from.
+        UsageError: an unreadable file, a setting that does not fit, no ONNX file to draw inputs from, or seconds
+            that nobody waits for.
         UnsafeInput, UnsupportedModel, MissingHere: a model cannot be run here; see ``engine_load`` and ``ort``.
     """
+    _require_seconds(options.seconds)
     with talk.step("read", ", ".join(map(str, options.models))):
         files = {path: onnx_file.read(path) for path in options.models if not engine_file.is_engine(path)}
         check_outputs((options.json, options.plot), files_read([files.get(path, path) for path in options.models]))
@@ -155,6 +158,17 @@ def bench(options: BenchOptions, talk: Talk) -> list[Setting]:
     if options.plot:
         write_atomically(options.plot, bench_plot.draw(_bars(measured)).encode())
     return measured
+
+
+def _require_seconds(seconds: float) -> None:
+    if not 0 <= seconds <= _MOST_SECONDS:  # NaN is refused too
+        raise UsageError(
+            "a model is not timed for so long",
+            where="--seconds",
+            got=f"{seconds:g}",
+            need=f"0 to {_MOST_SECONDS}, a day",
+            do="give the seconds that each model runs at each setting: 3 as a rule, more on a noisy machine",
+        )
 
 
 def _warn_of_noise(setting: Setting, talk: Talk) -> None:

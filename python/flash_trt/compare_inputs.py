@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -65,6 +66,7 @@ def plan_runs(
     model = ir.load(reference.path, format="protobuf")
     if options.values is not None:
         given = read_values(model, options.values)
+        _require_no_others(options.values, given)
         dtypes = {name: value.dtype.numpy() for name, value in fed_inputs(model).items() if value.dtype is not None}
         values = {
             name: array
@@ -92,6 +94,20 @@ def plan_runs(
         [_trial(model, sizes, options.seed, turn, None if turn < turns else "full") for sizes in choices]
         for turn, choices in enumerate(planned + longer)
     ]
+
+
+def _require_no_others(path: Path, taken: Iterable[str]) -> None:
+    """Refuses arrays that are no input of the model, as ``run`` does: a misspelled name would not be compared."""
+    with zipfile.ZipFile(path) as archive:
+        unknown = sorted({name.removesuffix(".npy") for name in archive.namelist()} - set(taken))
+    if unknown:
+        raise UsageError(
+            "the values hold an array that is no input of the model",
+            where=f"--values {path}",
+            got=", ".join(unknown)[:200],
+            need=f"{', '.join(taken) or 'none'} alone",
+            do="leave it out, or correct its name",
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

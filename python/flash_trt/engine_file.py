@@ -152,7 +152,7 @@ def read(path: Path) -> EngineFile:
         raise UsageError(
             "the engine cannot be read",
             where=str(path),
-            got="a folder" if path.is_dir() else "no such file",
+            got="a folder" if path.is_dir() else "a device, pipe or socket" if path.exists() else "no such file",
             need="an engine that flash-trt build wrote",
             do="correct the path",
         )

@@ -88,8 +88,10 @@ def _from_json(data: bytes, dtypes: Mapping[str, np.dtype]) -> Tensors:
     tensors = {}
     for name, value in document.items():
         if isinstance(value, dict):
-            dtype = _dtype(value["dtype"])
-            tensors[name] = _array(name, value["data"], dtype, named=True).reshape(value["shape"])
+            if missing := {"dtype", "shape", "data"} - value.keys():
+                raise TypeError(f"{name!r} has no {' and no '.join(sorted(missing))}")
+            array = _array(name, value["data"], _dtype(value["dtype"]), named=True)
+            tensors[name] = array.reshape(_shape(name, value["shape"]))
         else:
             tensors[name] = _array(name, value, dtypes.get(name))
     return tensors
@@ -125,6 +127,13 @@ def _array(name: str, value: object, dtype: np.dtype | None, *, named: bool = Fa
     if not np.array_equal(typed, array):
         raise TypeError(f"{name!r} holds numbers that are none of {dtype}")
     return typed
+
+
+def _shape(name: str, shape: object) -> list[int]:
+    """NumPy would take one size for a row, and work out one that is -1."""
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise TypeError(f"the shape of {name!r} is {shape!r}, and no list of sizes of 0 or more"[:200])
+    return shape
 
 
 def _dtype(name: object) -> np.dtype:

@@ -179,3 +179,13 @@ def test_a_plot_is_called_an_svg(
     assert flash_trt("bench", fused(tmp_path / "f.onnx"), "--seconds", 0, "--plot", plot) == EXIT_USAGE
     assert "b.svg" in capsys.readouterr().err
     assert not plot.exists()
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "1e30", "-inf"])
+def test_seconds_that_nobody_waits_for_are_refused(
+    tmp_path: Path, flash_trt: Callable[..., int], capsys: pytest.CaptureFixture[str], seconds: str
+) -> None:
+    model = fused(tmp_path / "f.onnx")
+    assert flash_trt("bench", model, f"--seconds={seconds}", "--json", tmp_path / "b.json") == EXIT_USAGE
+    assert "--seconds" in capsys.readouterr().err
+    assert not (tmp_path / "b.json").exists()

@@ -269,7 +269,7 @@ def test_two_unfused_files_are_warned_of(
 # --- inputs that respect the model ------------------------------------------------------------------------------------
 
 
-def _embedding_model(path: Path, *, scale: float = 1.0, positions: int = 5) -> Path:
+def _embedding_model(path: Path, *, scale: float = 1.0, positions: int = 2) -> Path:
     """token ids -> table[9] + positions[``positions``], masked by attention_mask, times ``scale``."""
     rng = np.random.default_rng(3)
     constants = {
@@ -304,7 +304,7 @@ def _embedding_model(path: Path, *, scale: float = 1.0, positions: int = 5) -> P
 def test_ids_stay_in_their_table_and_lengths_past_the_positions_are_left_out(
     tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Lengths of 67 and 131, and an eighth of them, do not fit 5 positions; that of 1 does.
+    # Lengths of 67 and 131, and an eighth and a 32nd of them, do not fit 2 positions; that of 1 does.
     same = _embedding_model(tmp_path / "a.onnx", scale=1.0)
     model = onnx.load(same)
     model.doc_string = "another file of the same numbers"
@@ -450,3 +450,38 @@ def test_one_logit_is_judged_by_more_than_its_own_rounding(tmp_path: Path, flash
         assert flash_trt("compare", reordered, reference, "--seed", seed, "--repeats", 1) == EXIT_OK, seed
     wrong = _head_model(tmp_path / "c.onnx", nudge=1.0001)
     assert flash_trt("compare", wrong, reference) == EXIT_NUMBERS_DIFFER
+
+
+def test_values_that_no_input_takes_are_refused_by_name(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = _values(tmp_path / "values.npz", masks=np.ones(3, np.float32))
+    pair = fused(tmp_path / "f.onnx"), unfused(tmp_path / "u.onnx")
+    assert flash_trt("compare", *pair, "--values", values) == EXIT_USAGE
+    assert "got   masks" in capsys.readouterr().err
+
+
+def _with_negative_dims(path: Path) -> Path:
+    """The model with -1 where it has names, as older exporters of PyTorch and TensorFlow write it."""
+    model = onnx.load(path)
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_value = -1
+    onnx.save(model, path)
+    return path
+
+
+def test_negative_dims_are_dynamic_ones_for_every_command(tmp_path: Path, flash_trt: Command) -> None:
+    model, reference = (_with_negative_dims(p) for p in (fused(tmp_path / "f.onnx"), unfused(tmp_path / "u.onnx")))
+    sizes = [f"{name}:2x{HEADS}x9x{HEAD_DIM}" for name in ("query", "key", "value")]
+    shapes = [word for size in sizes for word in ("--shape", size)]
+    written = tmp_path / "v.json"
+    assert flash_trt("run", model, *shapes) == EXIT_OK
+    assert flash_trt("compare", model, reference, *shapes, "--json", written) == EXIT_OK
+    assert "query.0=2 query.2=9" in json.loads(written.read_text())["outputs"][0]["run"]
+    assert flash_trt("compare", model, reference) == EXIT_OK
+    wrong = _with_negative_dims(fused(tmp_path / "w.onnx", flash_node(scale=1.01 * SCALE)))
+    assert flash_trt("compare", wrong, reference) == EXIT_NUMBERS_DIFFER
+    at = ",".join(f"{name}.{axis}=2" for name in ("query", "key", "value") for axis in (0, 2))
+    assert flash_trt("bench", model, reference, "--seconds", 0, "--at", at) == EXIT_OK

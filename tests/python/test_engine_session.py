@@ -147,6 +147,15 @@ def test_a_tensorrt_or_a_plugin_that_is_not_here_is_why_an_engine_is_not_run(
     assert flash_trt.why_not_here(path) == "nothing; it needs the thing"
 
 
+@pytest.mark.parametrize(
+    ("path", "got"), [("/dev/null", "a device, pipe or socket"), ("/", "a folder"), ("/none.engine", "no such file")]
+)
+def test_what_is_no_file_is_told_as_what_it_is(path: str, got: str) -> None:
+    with pytest.raises(UsageError) as error:
+        flash_trt.why_not_here(path)
+    assert error.value.got == got
+
+
 @GRAPH
 def test_a_cache_that_is_written_in_place_has_one_memory(runtime: FakeRuntime, tmp_path: Path, graph: bool) -> None:
     def append(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -159,3 +159,20 @@ def test_one_array_without_a_name_is_named_as_what_it_is(tmp_path: Path) -> None
         tensor_files.read(tmp_path / "t.npy")
     assert ".npy" in caught.value.got
     assert "numpy.savez" in caught.value.do
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ('{"dtype": "float32", "shape": [2, -1], "data": [1, 2, 3, 4]}', "the shape of 'x' is [2, -1]"),
+        ('{"dtype": "float32", "shape": 4, "data": [1, 2, 3, 4]}', "the shape of 'x' is 4"),
+        ('{"dtype": "float32", "shape": [true], "data": [1]}', "the shape of 'x' is [True]"),
+        ('{"dtype": "float32", "shape": [1]}', "'x' has no data"),
+        ('{"data": [1]}', "'x' has no dtype and no shape"),
+    ],
+)
+def test_a_json_tensor_that_is_not_wholly_described_is_refused(tmp_path: Path, entry: str, why: str) -> None:
+    (tmp_path / "x.json").write_text(f'{{"x": {entry}}}')
+    with pytest.raises(UsageError) as error:
+        tensor_files.read(tmp_path / "x.json")
+    assert why in error.value.got
