@@ -104,11 +104,14 @@ def test_a_model_of_a_newer_operator_version_is_refused_by_every_command(
     for opset in [*model.opset_import, *(o for function in model.functions for o in function.opset_import)]:
         opset.version = 2 if opset.domain == "flash_export" else opset.version
     onnx.save(model, path)
-    for command in (("inspect", path), ("build", path), ("run", path), ("compare", path, old), ("compare", old, path)):
-        assert flash_trt(*command) == EXIT_UNSUPPORTED
+    both = [("compare", path, old), ("compare", old, path), ("bench", old, path), ("bench", path, old)]
+    alone = [("inspect", path), ("build", path), ("run", path), ("triton", tmp_path / "repository", path)]
+    for command in (*alone, *both):
+        assert flash_trt(*command) == EXIT_UNSUPPORTED, command
         told = capsys.readouterr().err
         assert "newer flash-export" in told
         assert "version 2" in told
+    assert not list((tmp_path / "repository").glob("*"))
 
 
 # --- who computes each attention --------------------------------------------------------------------------------------
