@@ -38,6 +38,22 @@ FLASH_INLINE Floats expOf(Floats x) {
 
 FLASH_INLINE float expOf(float x) { return expOf(splat(x))[0]; }
 
+// What a row's keys come to when its sink joins them: row_max of both, the row's sum beside that, and the
+// share that weights beside the keys' own maximum have of it.
+struct Joined {
+  float row_max, row_sum, share;
+};
+
+// `most` and `sum`: of the keys, -inf and 0 for none. In fp64: where a sink is far above the scores, the
+// share is e to a large number, of which fp32's exponential keeps fewer digits.
+FLASH_INLINE Joined joinSink(float most, float sum, float sink) {
+  if (sink == -kInfinity) return {most, sum, sum == 0.0f ? 0.0f : 1.0f / sum};
+  float const row_max = most > sink ? most : sink;
+  double const weight = __builtin_exp(double(most) - double(row_max));
+  double const all = sum * weight + __builtin_exp(double(sink) - double(row_max));
+  return {row_max, float(all), float(weight / all)};
+}
+
 // So many weights are added to one another before they are to a row's sum. Added one by one equal weights are
 // rounded the same way each time: the sum of 128 was off by 20 units in the last place.
 constexpr int kSummed = 8;

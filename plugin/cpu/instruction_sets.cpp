@@ -14,8 +14,7 @@ namespace flash_export::cpu {
 #if defined(__x86_64__)
 namespace {
 
-// Not every compiler's __builtin_cpu_supports knows its name. Asked once: in a virtual machine it takes 10
-// us.
+// Not every compiler's __builtin_cpu_supports knows its name. Asked once: virtual machines take 10 us for it.
 bool hasF16c() {
   static bool const has = [] {
     unsigned a = 0, b = 0, c = 0, d = 0;

@@ -219,9 +219,10 @@ void runSlice(RowProblem const& problem, Row const* rows, int32_t count, int32_t
 
 FLASH_INLINE bool isFinite(float x) { return x - x == 0.0f; }
 
-// What a row's partial results come to: row_max of all, and 1 / row_sum.
+// What a row's partial results come to: row_max of its keys, and the factor of what their weights beside that
+// come to.
 struct Total {
-  float row_max, factor;
+  float keys_max, factor;
 };
 
 // Writes the row's lse too.
@@ -238,12 +239,12 @@ FLASH_INLINE Total totalOf(Row const& row, float const* partials, int64_t step, 
     if (row.lse != nullptr) *row.lse = kInfinity;
     return {keys_max, 0.0f};
   }
-  float const row_max = keys_max > row.sink ? keys_max : row.sink;
-  float const most = row_max == -kInfinity ? 0.0f : row_max;
-  float row_sum = expOf(row.sink - most);
-  for (int s = 0; s < slices; ++s) row_sum += sumOfSlice(s) * expOf(partials[s * step] - most);
-  if (row.lse != nullptr) *row.lse = row_max + __builtin_logf(row_sum);
-  return {most, 1.0f / row_sum};
+  float const most = keys_max == -kInfinity ? 0.0f : keys_max;
+  float keys_sum = 0.0f;
+  for (int s = 0; s < slices; ++s) keys_sum += sumOfSlice(s) * expOf(partials[s * step] - most);
+  Joined const all = joinSink(keys_max, keys_sum, row.sink);
+  if (row.lse != nullptr) *row.lse = all.row_max + __builtin_logf(all.row_sum);
+  return {most, all.share};
 }
 
 // The row's output at `d` from partials that runSlice made with `weight`.
@@ -254,7 +255,7 @@ FLASH_INLINE Floats outputOf(RowProblem const& problem, Total total, float const
   for (int s = 0; s < slices; ++s) {
     float const* const partial = partials + s * step;
     float const* const output = partial + kPartialOutput + d;
-    sum += wholeOf(load(output), load(output + low)) * expOf(partial[0] - total.row_max);
+    sum += wholeOf(load(output), load(output + low)) * expOf(partial[0] - total.keys_max);
   }
   Floats const output = sum * total.factor;
   if (weight == 1.0f) return output;

@@ -95,10 +95,10 @@ FLASH_INLINE void beginStrip(RowProblem const& problem, Strip& strip) {
   int const width = strip.vectors * kLanes;
   limitKeys(strip);
   strip.untouched = true, strip.has_runs = false, strip.hides = false;
+  alignas(64) float sinks[kStripRows];
   for (int i = 0; i < width; ++i) {
-    float const sink = i < strip.count ? strip.rows[i].sink : -kInfinity;
-    strip.row_max[i] = sink;
-    strip.row_sum[i] = sink == -kInfinity ? 0.0f : 1.0f;  // a sink's own exp(sink - row_max)
+    sinks[i] = i < strip.count ? strip.rows[i].sink : -kInfinity;
+    strip.row_max[i] = -kInfinity, strip.row_sum[i] = 0.0f;
   }
   for (int v = 0; v < strip.vectors; ++v) {
     Row const* const rows = strip.rows + v * kLanes;
@@ -108,8 +108,7 @@ FLASH_INLINE void beginStrip(RowProblem const& problem, Strip& strip) {
     for (int d = 0; d < problem.head_dim; ++d) {
       most = larger(magnitudeOf(load(strip.query + d * int64_t{width} + v * kLanes)), most);
     }
-    Floats const sinks = load(strip.row_max + v * kLanes);
-    strip.alone[v] = isFarScaled(most, problem.scale) | ~Ints(sinks < kInfinity);
+    strip.alone[v] = isFarScaled(most, problem.scale) | ~Ints(load(sinks + v * kLanes) < kInfinity);
   }
 }
 
@@ -120,13 +119,16 @@ template <class Element>
 FLASH_INLINE void finishStrip(RowProblem const& problem, Strip& strip, Scratch const& scratch) {
   takeRuns(strip, problem.v_head_dim);
   int const width = strip.vectors * kLanes;
+  alignas(64) float shares[kStripRows] = {};
   for (int i = 0; i < strip.count; ++i) {
     Row const& row = strip.rows[i];
-    if (row.lse != nullptr) *row.lse = strip.row_max[i] + __builtin_logf(strip.row_sum[i]);
+    Joined const all = joinSink(strip.row_max[i], strip.row_sum[i], row.sink);
+    shares[i] = all.share;
+    if (row.lse != nullptr) *row.lse = all.row_max + __builtin_logf(all.row_sum);
   }
   for (int v = 0; v < strip.vectors; ++v) {
     Floats const sum = load(strip.row_sum + v * kLanes);
-    Floats const factor = sum == 0.0f ? Floats{} : 1.0f / sum;
+    Floats const factor = load(shares + v * kLanes);
     int const count = smallerOf(strip.count - v * kLanes, kLanes);
     Row const* const rows = strip.rows + v * kLanes;
     float const* const output = strip.output + v * kLanes;

@@ -173,6 +173,27 @@ def test_runs_of_tiles_join_whatever_their_largest_scores_are(
     np.testing.assert_allclose(lse, wanted_lse, atol=1e-4)
 
 
+@pytest.mark.parametrize("way", BOTH)
+@pytest.mark.parametrize("sink", [5.0, 40.0, 80.0])
+def test_a_sink_far_above_the_scores_costs_no_digits(kernels: tuple[CpuLibrary, str], sink: float, way: str) -> None:
+    """The outputs are tiny then, and each is judged against itself: weights of e^-80 erred by 1e-6 on average."""
+    library, target = kernels
+    case = Case(
+        name="high_sinks", operator="FlashAttentionEx", heads_q=4, heads_kv=4, seqlen_q=5, head_dim=64, layout=1,
+        sinks=1, scale=0.125, value_mean=3.0,
+    )  # fmt: skip
+    made, random = tensors.make(case), np.random.default_rng(5)
+    query, key = (random.integers(-1, 2, x.shape).astype(np.float32) for x in (made.query, made.key))
+    given = dataclasses.replace(made, query=query, key=key, sinks=np.array([sink], np.float32))
+    wanted, wanted_lse = exact(case, given)
+    output, lse = library.run(case, given, target, way, threads=1)
+    error = np.abs(output / wanted - 1)
+    assert error.mean() < 2e-7
+    assert error.max() < 2e-6
+    assert lse is not None
+    np.testing.assert_allclose(lse, wanted_lse, rtol=3e-7)
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("keys", [96, 512, 2048])
 def test_the_sum_of_equal_weights_keeps_its_digits(kernels: tuple[CpuLibrary, str], keys: int, way: str) -> None:
