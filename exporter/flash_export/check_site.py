@@ -145,19 +145,27 @@ def check_site(
         samples, reference = _run(site, boundary, plain, flash, (seen, beside or {}), folder, seed)
     except (CannotCut, CannotRun) as error:
         raise CannotProve(f"it cannot be run alone: {error}") from error
-    # A site's output is small at some settings, and a few numbers say little about its rounding.
-    noises = (
+    tried = [s for s in samples if s.trial in seen]
+    noises = _pooled(tried)
+    softcap = site.attributes is not None and site.attributes.softcap > 0
+    factor = accept.FACTOR_WITH_SOFTCAP if softcap else accept.FACTOR
+
+    def judged(sample: _Sample, output: np.ndarray | str) -> Verdict:
+        # What rounding does on masks that hide everything lends the other settings nothing.
+        return sample.judged(output, noises if sample.trial in seen else _pooled([*tried, sample]), factor)
+
+    if not _has_no_scale(site) and all(judged(s, s.faulty).passed for s in samples):
+        raise CannotProve(_why_no_scale_shows(site, samples))
+    largest = max(noise.maximum for noise in noises)
+    return [SiteRun(site.name, s.trial, judged(s, s.output), s.spread, reference, largest) for s in samples]
+
+
+def _pooled(samples: Sequence[_Sample]) -> tuple[Noise, Noise]:
+    """The noise of most numbers and of drowned ones. A few numbers of a small output say little about its rounding."""
+    return (
         Noise.pooled(s.noise for s in samples),
         Noise.pooled(s.drowned_noise for s in samples if s.drowned_noise is not None),
     )
-    softcap = site.attributes is not None and site.attributes.softcap > 0
-    factor = accept.FACTOR_WITH_SOFTCAP if softcap else accept.FACTOR
-    if not _has_no_scale(site) and all(s.judged(s.faulty, noises, factor).passed for s in samples):
-        raise CannotProve(_why_no_scale_shows(site, samples))
-    largest = max(noise.maximum for noise in noises)
-    return [
-        SiteRun(site.name, s.trial, s.judged(s.output, noises, factor), s.spread, reference, largest) for s in samples
-    ]
 
 
 def _why_no_scale_shows(site: Site, samples: Sequence[_Sample]) -> str:

@@ -116,3 +116,20 @@ def test_where_the_unfused_attention_does_not_run_so_the_others_decide(monkeypat
 
     monkeypatch.setattr(check_site, "open_session", lambda model, folder: Picky(model, folder))
     assert only(rewrite(model(WHERE)).sites).status == "fused"
+
+
+def test_what_rounding_does_to_rows_without_a_key_lends_the_others_nothing() -> None:
+    """A float64 that float32 does not hold: a guarded row is 0 in float32, and the mean of V in float64."""
+    lines = (
+        graphs.LENGTHS
+        + graphs.PRODUCT
+        + (
+            "many = Cast <to = 1> (far)\n masked = Where (pad, scaled, many)\n p = Softmax <axis = -1> (masked)\n"
+            "nan = IsNaN (p)\n probs = Where (nan, zero, p)\n out = MatMul (probs, v)\n"
+        )
+    )
+    result = rewrite(graphs.model(lines, inputs=PAD, constants=CONSTANTS + ", double far = {-1e300}"))
+    assert only(result.sites).status == "fused", only(result.sites).reason
+    runs = [run for run in result.report["check"]["runs"] if run["kind"] == "site"]
+    tolerance = {"masks=" in run["setting"]: run["tolerance"] for run in runs}
+    assert tolerance[False] < 1e-5 < tolerance[True]
