@@ -157,9 +157,11 @@ struct Table {
         });
     set(
         274,
-        +[](ort::Context const*, void (*body)(void*, size_t), size_t count, size_t,
+        +[](ort::Context const* context, void (*body)(void*, size_t), size_t count, size_t,
             void* user) -> ort::Status* {
-          parallelFor(body, count, user);
+          Run& run = runOf(context);
+          run.handed += count;
+          if (!run.idle) parallelFor(body, count, user);
           return nullptr;
         });
   }

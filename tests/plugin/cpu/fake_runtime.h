@@ -30,11 +30,13 @@ struct NodeInfo {
   std::map<std::string, std::string> texts;
 };
 
-// One run of a node: the tensors that it reads, those that it makes.
+// One run of a node: the tensors that it reads, those that it makes, filled with 7 at first.
 struct Run {
   std::vector<Tensor> inputs;
   std::vector<Tensor> outputs;
   std::map<size_t, size_t> in_place = {};  // output -> the input whose tensor it is
+  bool idle = false;                       // the session's threads leave undone what they are handed
+  size_t handed = 0;                       // bodies that they were
 };
 
 // A session: registers the library, makes a kernel for one node and runs it.

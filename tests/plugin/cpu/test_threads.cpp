@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <thread>
 
 #include "fake_runtime.h"
 #include "op.h"
@@ -84,6 +85,24 @@ TEST(one_session_runs_eight_times_at_once) {
         expectRight(problem, run);
       }
     });
+  }
+}
+
+// Tiles and slices alike are bodies for the session's threads, for all of those where there are several: what
+// the pool leaves undone nobody does.
+TEST(the_sessions_threads_do_all_of_the_work) {
+  for (int seed : {0, 1}) {
+    reference::Problem const problem = problemOf(seed);
+    fake::Session const session("FlashAttention", nodeOf(problem));
+    fake::Run run = runOf(problem);
+    run.idle = true;
+    session.run(run);
+    std::vector<float> const& output = run.outputs[0].values;
+    EXPECT(!output.empty() && std::all_of(output.begin(), output.end(), [](float x) { return x == 7.0f; }),
+           "something was computed without the pool");
+    size_t const processors = std::max(1u, std::thread::hardware_concurrency());
+    EXPECT(run.handed >= std::min(processors, size_t(problem.heads_kv)),
+           std::to_string(run.handed) + " bodies for the pool");
   }
 }
 
