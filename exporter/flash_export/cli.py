@@ -61,8 +61,8 @@ def _flash_export(
     dtype: Annotated[
         DtypeName | None,
         typer.Option(
-            help="Casts the weights before export, of state dicts and Hugging Face folders; what --input describes "
-            "is taken as written."
+            help="Casts the weights before export, of state dicts, Hugging Face folders and what --trust-pickle opens; "
+            "what --input describes is taken as written."
         ),
     ] = None,
     opset: Annotated[int | None, typer.Option(help=r"ONNX opset. \[default: 18; an ONNX file keeps its own]")] = None,
@@ -97,6 +97,14 @@ def _flash_export(
             help="Export a Hugging Face causal language model with its cache as in- and outputs.",
         ),
     ] = False,
+    pattern: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pattern",
+            metavar="PKG.MOD",
+            help="Imports your module, which adds readers of your own operators to PATTERNS (docs/api.md). Repeatable.",
+        ),
+    ] = None,
     report: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help=r"Where report.json and report.html go. \[default: beside the output]"),
@@ -128,6 +136,7 @@ def _flash_export(
         fallback=not no_fallback,
         trust_pickle=trust_pickle,
         kv_cache=kv_cache,
+        patterns=tuple(pattern or ()),
         report=report,
         quiet=quiet,
     )

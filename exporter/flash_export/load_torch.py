@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import pickle
 import re
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,12 @@ from flash_export.errors import UnsafeInput, UsageError
 from flash_export.fit_weights import fill, some, unwrapped
 from flash_export.load import FileKind, Loaded
 from flash_export.options import ModelSpec, Options
+from flash_export.own_code import ANYTHING, import_from_here, is_dotted, raised
+
+_WEIGHTS_UNDER = ("state_dict", "model_state_dict", "model")
+"""The keys of a checkpoint under which its weights are looked for."""
+_SHOWN = 100
+"""A key of the file that is longer is not repeated to the user."""
 
 
 def load_state_dict(options: Options, kind: FileKind) -> Loaded:
@@ -115,8 +119,8 @@ def build_model(spec: ModelSpec) -> torch.nn.Module:
     _check_callable(target, where)
     try:
         built = target()
-    except _ANYTHING as error:
-        raise _wrong_model(where, _raised(error), "a callable that builds the module without an error") from error
+    except ANYTHING as error:
+        raise _wrong_model(where, raised(error), "a callable that builds the module without an error") from error
     if not isinstance(built, torch.nn.Module):
         raise _wrong_model(where, f"a {type(built).__name__}", "a callable that returns a torch.nn.Module")
     return built
@@ -124,32 +128,18 @@ def build_model(spec: ModelSpec) -> torch.nn.Module:
 
 def _imported(spec: str, where: str) -> Any:
     module_name, colon, attribute = spec.partition(":")
-    if not colon or not all(part.isidentifier() for part in [*module_name.split("."), *attribute.split(".")]):
+    if not colon or not is_dotted(module_name) or not is_dotted(attribute):
         raise _wrong_model(where, f"{spec!r}", "PKG.MOD:CALLABLE, for example mymodels.vit:build")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
     try:
-        target: Any = importlib.import_module(module_name)
-    except _ANYTHING as error:
+        target: Any = import_from_here(module_name)
+    except ANYTHING as error:
         need = f"a module that can be imported from {Path.cwd()}"
-        raise _wrong_model(where, _raised(error), need) from error
+        raise _wrong_model(where, raised(error), need) from error
     for part in attribute.split("."):
         if not hasattr(target, part):
             raise _wrong_model(where, f"no {part!r} in {target!r}", "a name that the module defines")
         target = getattr(target, part)
     return target
-
-
-_ANYTHING = (Exception, SystemExit)
-"""What the user's own code may raise; a script without ``if __name__ == "__main__"`` ends in SystemExit."""
-
-
-def _raised(error: BaseException) -> str:
-    """The exception, and the user's line that it comes from."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "importlib" not in f.filename and f.filename != __file__]
-    at = f", raised at {own[-1].filename}:{own[-1].lineno}" if own else ""
-    return f"{type(error).__name__}: {str(error)[:300]}{at}"
 
 
 def _check_callable(target: Callable[..., object], where: str) -> None:
@@ -197,7 +187,7 @@ def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
 def _read_weights(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a ``.pt``, by PyTorch's weights-only unpickler and nothing else.
 
-    A checkpoint that keeps its weights under ``state_dict`` or ``model`` is taken apart.
+    A checkpoint that keeps its weights under one of ``_WEIGHTS_UNDER`` is taken apart.
     """
     try:
         if path.name.endswith(".safetensors"):  # torch.load would go by that name; an open file has none
@@ -215,20 +205,38 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
             need="a file written by torch.save",
             do="check that the file was copied whole",
         ) from None
-    for key in ("state_dict", "model_state_dict", "model"):
+    for key in _WEIGHTS_UNDER:
         if isinstance(found, dict) and isinstance(found.get(key), dict):
             found = found[key]
     if not isinstance(found, dict) or not all(
         isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in found.items()
     ):
-        raise UsageError(
-            "the file holds no state dict",
-            where=str(path),
-            got=f"a {type(found).__name__}" + (f" with keys {some(found)}" if isinstance(found, dict) else ""),
-            need="names and tensors, as module.state_dict() gives them",
-            do="torch.save(model.state_dict(), path)",
-        )
+        raise _no_state_dict(path, found)
     return found
+
+
+def _no_state_dict(path: Path, found: object) -> UsageError:
+    got, do = f"a {type(found).__name__}", "torch.save(model.state_dict(), path)"
+    if isinstance(found, dict):
+        got += f" with keys {some(found)}"
+        inside = next((key for key, value in found.items() if _is_state_dict(value)), None)
+        if inside is not None and len(repr(inside)) < _SHOWN:
+            do = f"torch.save(torch.load({path.name!r})[{inside!r}], path): the weights are under {inside!r}"
+    return UsageError(
+        "the file holds no state dict",
+        where=str(path),
+        got=got,
+        need="names and tensors, as module.state_dict() gives them, by themselves or under "
+        + ", ".join(map(repr, _WEIGHTS_UNDER[:-1]))
+        + f" or {_WEIGHTS_UNDER[-1]!r}",
+        do=do,
+    )
+
+
+def _is_state_dict(found: object) -> bool:
+    if not isinstance(found, dict) or not found:
+        return False
+    return all(isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items())
 
 
 def _can_mmap(path: Path) -> bool:

@@ -38,7 +38,7 @@ class Options:
     """The flags of ``flash-export``; see ``flash-export --help``.
 
     ``output`` is None when not given: ``NAME.flash.onnx`` beside the source then. ``opset`` None means 18 for
-    PyTorch sources; an ONNX source keeps its own.
+    PyTorch sources; an ONNX source keeps its own. ``patterns`` are modules that register readers of operators.
     """
 
     source: Path
@@ -56,5 +56,6 @@ class Options:
     fallback: bool = True
     trust_pickle: bool = False
     kv_cache: bool = False
+    patterns: tuple[str, ...] = ()
     report: Path | None = None
     quiet: bool = False

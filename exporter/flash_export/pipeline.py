@@ -16,7 +16,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from flash_export import dim_ranges, interrupt, report, report_example
+from flash_export import dim_ranges, interrupt, own_patterns, report, report_example
 from flash_export.advice import GUARD
 from flash_export.blame import blame
 from flash_export.check import NotProven, check
@@ -53,6 +53,7 @@ def run(options: Options, talk: Talk | None = None, loaded: Loaded | None = None
     Raises:
         UserError: one of its kinds, each with its exit code; nothing was published then.
     """
+    own_patterns.register(options.patterns)
     talk = talk or Talk(quiet=options.quiet)
     talk.steps = steps(options)
     output = output_path(options)

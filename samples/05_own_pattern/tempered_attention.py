@@ -2,7 +2,8 @@
 """The pattern: reads ``acme::TemperedAttention``, an operator of one company's own, as attention.
 
 A pattern is one function from the node and what is known around it to the canonical form. Everything else - which
-FlashAttention operator, which layout, the proof - follows from that form.
+FlashAttention operator, which layout, the proof - follows from that form. Importing this file registers it, which is
+all that ``flash-export --pattern tempered_attention`` does.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import onnx_ir as ir
 from flash_export import graph as g
 from flash_export.bands import Band
 from flash_export.canonical import Attention, Refused
+from flash_export.patterns import PATTERNS
 from flash_export.patterns.operator import Operator, attention_of, float_of
 from flash_export.region import Region
 
@@ -44,3 +46,6 @@ def read(anchor: ir.Node, region: Region) -> Attention:
     scale = 1.0 / (float_of(anchor, "temperature", 1.0) * math.sqrt(width // heads))
     causal = Band(None, 0, False, False)
     return attention_of(anchor, Operator(query, key, value, heads, heads, scale=scale, band=causal), region)
+
+
+PATTERNS[DOMAIN, NAME] = read

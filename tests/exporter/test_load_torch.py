@@ -188,3 +188,18 @@ def test_a_corrupt_safetensors_file_is_a_usage_error(weights: dict[str, torch.Te
     Path("w.safetensors").write_bytes(content[:-100])
     with pytest.raises(UsageError, match="safetensors"):
         load(options("w.safetensors"))
+
+
+def test_weights_under_another_key_are_told_with_the_keys_looked_into_and_the_line_that_helps(
+    weights: dict[str, torch.Tensor],
+) -> None:
+    torch.save({"epoch": 3, "weights": weights}, "ckpt.pt")
+    with pytest.raises(UsageError) as caught:
+        load(options("ckpt.pt"))
+    error = caught.value
+    for key in ("'state_dict'", "'model_state_dict'", "'model'"):
+        assert key in error.need
+    line, _, _ = error.do.partition(": ")
+    assert line == "torch.save(torch.load('ckpt.pt')['weights'], path)"
+    exec(line, {"torch": torch, "path": "fixed.pt"})
+    assert load(options("fixed.pt")).source_kind == "state_dict"

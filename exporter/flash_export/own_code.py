@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules of the user's own, which ``--model`` and ``--pattern`` name: imported from the working folder, told apart
+from ours where they fail.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+ANYTHING = (Exception, SystemExit)
+"""What the user's own code may raise; a script without ``if __name__ == "__main__"`` ends in SystemExit."""
+
+
+def is_dotted(name: str) -> bool:
+    """Whether ``name`` has the form ``PKG.MOD``."""
+    return all(part.isidentifier() for part in name.split("."))
+
+
+def import_from_here(name: str) -> ModuleType:
+    """The module, the working folder on the path. It runs; whatever it raises comes through (``ANYTHING``)."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    return importlib.import_module(name)
+
+
+def raised(error: BaseException) -> str:
+    """The exception, and the user's line that it comes from."""
+    ours = str(Path(__file__).parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "importlib" not in f.filename and not f.filename.startswith(ours)]
+    at = f", raised at {own[-1].filename}:{own[-1].lineno}" if own else ""
+    return f"{type(error).__name__}: {str(error)[:300]}{at}"
