@@ -5,9 +5,6 @@ tiles and in slices alike."""
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -228,38 +225,3 @@ def test_keys_by_the_hundred_thousand_cost_no_digits(
     wanted, _ = exact(case, given)
     output, _ = library.run(case, given, target, way, threads=1)
     np.testing.assert_allclose(output, wanted, rtol=4e-6)
-
-
-MANY_HEADS = """
-import sys
-sys.path[:0] = sys.argv[2].split(":")
-import numpy as np
-from pathlib import Path
-from contract import emulated_library
-from contract.cases import Case
-from contract.tensors import Tensors
-from plugin.cpu.cpu_library import CpuLibrary
-
-def kilobytes(what):
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(what))
-
-case = Case(name="many", batch=5000, heads_q=8, heads_kv=8, seqlen_q=4, seqlen_kv=4, head_dim=64, dtype="fp16")
-ones = np.ones((5000, 8, 4, 64), np.float16)
-library, given = CpuLibrary(Path(sys.argv[1])), Tensors(ones, ones, ones, None, None, None)
-problem = emulated_library.Problem(case, given)
-problem.output[...] = 0
-library.attend(problem, "plain", "slices", 2)
-assert (problem.output == 1).all()
-open("/proc/self/clear_refs", "w").write("5")
-before = kilobytes("VmRSS")
-library.attend(problem, "plain", "slices", 2)
-print(kilobytes("VmHWM") - before)
-"""
-
-
-def test_heads_of_one_slice_keep_nothing_beyond_their_task(native_build: Path) -> None:
-    """40,000 heads of four rows: the partial results of all at once were 51 MB."""
-    library = native_build / "lib" / "libcpu_door.so"
-    command = [sys.executable, "-c", MANY_HEADS, str(library), ":".join(filter(None, sys.path))]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 8_000, "kB"
