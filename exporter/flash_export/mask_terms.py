@@ -44,7 +44,7 @@ def _uniform(value: ir.Value, evaluator: Evaluator) -> np.ndarray | None:
         number = None if source is None else _uniform(source, evaluator)
         if number is None or node.op_type != "Cast":
             return number
-        return _cast(number, ir.DataType(g.int_attribute(node, "to", 0)))
+        return cast_number(number, ir.DataType(g.int_attribute(node, "to", 0)))
     if node is None or not evaluator.evaluable(value) or evaluator.symbols(value):
         return None
     return _repeated(evaluator.evaluate(value, {}))
@@ -56,7 +56,7 @@ def _repeated(array: np.ndarray) -> np.ndarray | None:
     return flat[:1] if flat.size and (flat == flat[0]).all() else None
 
 
-def _cast(number: np.ndarray, to: ir.DataType) -> np.ndarray | None:
+def cast_number(number: np.ndarray, to: ir.DataType) -> np.ndarray | None:
     """What ONNX's Cast makes of a number; None where runtimes differ, as of -1e9 in int8 or in 8 bits of float."""
     if to in FLOATS:
         with np.errstate(over="ignore"):

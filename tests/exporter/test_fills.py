@@ -83,6 +83,29 @@ def test_a_fill_that_a_cast_makes_another_number_is_refused(to: int) -> None:
     assert graphs.code(proto) == "mask_replaces_scores"
 
 
+@pytest.mark.parametrize(
+    ("masked", "to", "code"),
+    [
+        ("Where (pad, some, scaled)", HALF, "mask_replaces_scores"),
+        ("Where (pad, lower, scaled)", BFLOAT, "mask_replaces_scores"),
+        ("Add (scaled, added)", HALF, "mask_replaces_scores"),
+        ("Where (pad, some, scaled)", BFLOAT, "fused"),
+        ("Where (pad, half, scaled)", HALF, "fused"),
+        ("Where (pad, hidden, scaled)", HALF, "fused"),
+    ],
+)
+def test_scores_that_a_cast_takes_beyond_its_type_are_refused(masked: str, to: int, code: str) -> None:
+    """The twin that the check runs has no float16, and would not show it."""
+    proto = graphs.model(
+        graphs.LENGTHS + graphs.PRODUCT + f"added = Where (pad, half, zero)\n wide = {masked}\n"
+        f"masked = Cast <to = {to}> (wide)\n p = Softmax <axis = -1> (masked)\n probs = Cast <to = 1> (p)\n"
+        "out = MatMul (probs, v)\n",
+        inputs=PAD_INPUTS,
+        constants=CONSTANTS + ", float half = {-65504.0}",
+    )
+    assert graphs.code(proto) == code
+
+
 MORE = {"[1, 1, 1, 1, 1]": "it has rank 5, the scores 4", "[4, 1, 1, 1]": 'its 4 stands beside "B"'}
 """A shape that one number may have, and why it would make more scores."""
 SOFTMAX = "p = Softmax <axis = -1> (masked)\n"

@@ -22,6 +22,7 @@ from flash_export.layout import Axes, Axis, is_float_cast, read_scalar_factor, s
 from flash_export.mask_terms import FORGETS, uniform
 from flash_export.patterns.branches import crossing, has_branches
 from flash_export.patterns.lifted import BELOW_ALL, lifted
+from flash_export.patterns.narrowed import refuse_lost_fills
 from flash_export.patterns.nearby import of_the_scores, summed_product, written_out
 from flash_export.patterns.quantized import QUANTIZE_AFTERWARDS, in_scores
 from flash_export.patterns.row_factors import row_factor
@@ -188,6 +189,8 @@ def _layout(node: ir.Node, region: Region) -> list[Step]:
                 node,
                 "report the model's shapes; the attention stays in standard operators",
             )
+        if node.op_type == "Cast":
+            refuse_lost_fills(e.terms, node, region.evaluator)
         e.axes = axes
 
     return [Step(node, source, effect)]
