@@ -78,16 +78,14 @@ def _contents_binary(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | None:
     if a is None or b is None or (len(a) != len(b) and 1 not in (len(a), len(b))):
         return None
     pairs = [(a[i % len(a)], b[i % len(b)]) for i in range(max(len(a), len(b)))]
-    results = [_arithmetic(node.op_type, x, y) for x, y in pairs]
+    results = [_arithmetic(s, node.op_type, x, y) for x, y in pairs]
     known = [r for r in results if r is not None]
     return tuple(known) if len(known) == len(results) else None
 
 
-def _arithmetic(op: str, x: Dim, y: Dim) -> Dim | None:
-    if op == "Add":
-        return x + y
-    if op == "Sub":
-        return x - y
+def _arithmetic(s: Shapes, op: str, x: Dim, y: Dim) -> Dim | None:
+    if op in ("Add", "Sub"):
+        return s.length(x + y if op == "Add" else x - y)
     if op == "Mul":
         return x * y
     if op == "Equal":
@@ -102,7 +100,12 @@ def _arithmetic(op: str, x: Dim, y: Dim) -> Dim | None:
     if a is not None and b:
         # ONNX integer division truncates towards zero.
         return Dim.of(int(a / b)) if op == "Div" else Dim.of(a % b) if b > 0 else None
-    return x.divided(y) if op == "Div" and b != 0 else None
+    if op != "Div" or b == 0:
+        return None
+    exact = x.divided(y)
+    # Rounded down and towards zero are one for lengths, and for what is left of a length behind a kernel.
+    grows = all(c > 0 for m, c in x.terms.items() if m)
+    return s.quotient(x, b) if exact is None and b is not None and b > 0 and grows else exact
 
 
 def _contents_where(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | None:

@@ -17,6 +17,7 @@ from flash_export import einsum
 from flash_export import graph as g
 from flash_export.contents_rules import shape_contents
 from flash_export.dims import ONE, Dim, Shape
+from flash_export.window_shapes import WINDOW_RULES
 
 if TYPE_CHECKING:
     from flash_export.shapes import Shapes
@@ -291,4 +292,5 @@ SHAPE_RULES: dict[str, Callable[[Shapes, ir.Node], list[Shape | None]]] = {
     "Constant": _constant,
     "Range": _range,
     "Einsum": _einsum,
+    **WINDOW_RULES,
 }

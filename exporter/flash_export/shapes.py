@@ -7,6 +7,7 @@ shape between input and output. ``Shapes`` walks a graph once, forward, by the r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
@@ -49,6 +50,9 @@ class Shapes:
         self._contents: dict[ir.Value, tuple[Dim, ...]] = {} if outer is None else dict(outer._contents)
         self._same: dict[str, str] = {} if outer is None else outer._same
         self._dtypes: dict[ir.Value, ir.DataType | None] = {} if outer is None else dict(outer._dtypes)
+        self._floors: dict[str, tuple[Dim, int]] = {} if outer is None else outer._floors
+        self._lengths: dict[Dim, Dim] = {} if outer is None else outer._lengths
+        self._formulas: dict[str, Dim] = {} if outer is None else outer._formulas
         self._fresh: int = 0 if outer is None else outer._fresh + 1_000_000
         for node in graph:
             self.add(node)
@@ -64,14 +68,16 @@ class Shapes:
             return None
         if value not in self._shapes:
             self._shapes[value] = self._declared(value)
-        return self._shapes[value]
+        known = self._shapes[value]
+        return tuple(map(self.length, known)) if known is not None and self._lengths else known
 
     def contents(self, value: ir.Value | None) -> tuple[Dim, ...] | None:
         """The elements of a small integer tensor of rank 0 or 1, where they are known."""
         if value is None:
             return None
         if value in self._contents:
-            return self._contents[value]
+            known = self._contents[value]
+            return tuple(map(self.length, known)) if self._lengths else known
         if value.dtype not in (None, ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL):
             return None
         tensor = value.const_value
@@ -99,6 +105,43 @@ class Shapes:
         """A dim about which nothing is known."""
         self._fresh += 1
         return Dim({(f"?{self._fresh}",): 1})
+
+    def quotient(self, dim: Dim, divisor: int) -> Dim:
+        """``dim`` divided by a positive number and rounded down: what is no multiple of it gets a name of its own.
+
+        Equal quotients are equal dims: multiples come out of the fraction, and a quotient of a quotient is one.
+        """
+        dim = self._written_out(dim)
+        whole = Dim({m: c // divisor for m, c in dim.terms.items()})
+        rest = dim - whole * Dim.of(divisor)
+        if rest.static is not None:
+            return whole
+        ((name, *others), number) = sorted(rest.symbols), rest.terms.get((), 0)
+        if name in self._floors and not others and (rest - Dim.of(number)).symbol == name:
+            inner, by = self._floors[name]
+            return whole + self.quotient(inner + Dim.of(number * by), by * divisor)
+        name = f"?({rest})//{divisor}"
+        self._floors[name] = rest, divisor
+        return self.length(whole + Dim({(name,): 1}))
+
+    def length(self, dim: Dim) -> Dim:
+        """``dim`` by the name that the file has for it, where it is known to have one."""
+        return self._lengths.get(self._written_out(dim), dim) if self._lengths else dim
+
+    def _name(self, formula: Dim, name: Dim) -> None:
+        """Notes what the file calls the length; one name is taken to stand for one formula."""
+        if name.symbol is None or self._formulas.setdefault(name.symbol, formula) == formula:
+            self._lengths.setdefault(formula, name)
+
+    def _written_out(self, dim: Dim) -> Dim:
+        """``dim`` with the names of quotients replaced by what they stand for."""
+        if dim.symbols.isdisjoint(self._formulas):
+            return dim
+        whole = Dim({})
+        for names, count in dim.terms.items():
+            parts = (self._formulas.get(name, Dim({(name,): 1})) for name in names)
+            whole += math.prod(parts, start=Dim.of(count))
+        return whole
 
     def unify(self, a: Dim, b: Dim) -> None:
         """Notes that two single dynamic dims are one and the same length."""
@@ -179,7 +222,11 @@ class Shapes:
             return declared if derived is None else derived
         merged = []
         for d, s in zip(derived, declared, strict=True):
-            guessed = d.symbol is not None and d.symbol.startswith("?")
+            formula = self._written_out(d)
+            if not formula.symbols.isdisjoint(self._floors) and not any(name.startswith("?") for name in s.symbols):
+                self._name(formula, s)
+            d = self.length(d)
+            guessed = d.symbol is not None and d.symbol.startswith("?") and d.symbol not in self._floors
             merged.append(s if s.static is not None or guessed else d)
         return tuple(merged)
 
