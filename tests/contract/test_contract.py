@@ -24,3 +24,9 @@ def test_implementation_computes_the_operator(implementation: Implementation, ca
         assert lse is not None
         reasons += why_lse_rejected(lse, reference_lse)
     assert reasons == [], f"seed {tensors.seed_of(case)}"
+
+
+def test_what_the_table_must_run_on_is_in_the_list() -> None:
+    """One that is left out of it is not tested, and nothing else would tell."""
+    names = ["body_in_onnxruntime", "body_in_reference_evaluator", "emulated_kernels", "cpu_operator"]
+    assert [i.name for i in IMPLEMENTATIONS] == names

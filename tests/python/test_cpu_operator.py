@@ -295,6 +295,7 @@ def test_no_such_model_is_a_usage_error(tmp_path: Path) -> None:
 
 
 def test_a_missing_library_lists_where_it_was_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLASH_TRT_CPU_OPERATOR", raising=False)
     monkeypatch.setattr("flash_trt.native.find", lambda library: None)
     with pytest.raises(MissingHere, match="missing") as error:
         flash_trt.cpu_operator_path()
