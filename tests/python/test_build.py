@@ -299,11 +299,12 @@ def test_a_full_disk_leaves_the_old_engine_and_its_sidecar(
         raise OSError(errno.ENOSPC, "full")
 
     (tmp_path / "m.engine").write_text("ftrt old")
-    (tmp_path / "m.engine.json").write_text("old too")
+    older = '{"schema": 1, "engine": {}}'
+    (tmp_path / "m.engine.json").write_text(older)
     monkeypatch.setattr("flash_trt.output.os.fsync", full)
     assert flash_trt("build", fused(tmp_path / "m.onnx"), "--target", "sm80") == EXIT_MISSING
     assert (tmp_path / "m.engine").read_text() == "ftrt old"
-    assert (tmp_path / "m.engine.json").read_text() == "old too"
+    assert (tmp_path / "m.engine.json").read_text() == older
     assert len(list(tmp_path.iterdir())) == 3
 
 
