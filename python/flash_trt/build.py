@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import flash_trt
+from flash_export import dim_ranges
 from flash_export.errors import MissingHere, UnsupportedModel, UsageError
 from flash_export.op import CACHE_OPERATORS, DOMAIN, VERSION
 from flash_export.talk import Talk
@@ -151,12 +152,15 @@ def served_targets(backend: Backend) -> tuple[str, ...]:
 
 def _require_flash_nodes(file: OnnxFile, allow_none: bool) -> None:
     if not file.flash_nodes and not allow_none:
+        of_ours = any(entry.key == dim_ranges.PROPERTY for entry in file.proto.metadata_props)
+        first = "flash-export wrote it, and" if of_ours else "run flash-export on it; where that made it,"
         raise UnsupportedModel(
             "the model has no FlashAttention node",
             where=str(file.path),
             got=f"{len(file.proto.graph.node)} nodes, none of them in domain {DOMAIN}",
-            need="a model written by flash-export",
-            do="run flash-export on it first, or build it as it is with --allow-none",
+            need="a model in which flash-export has fused an attention",
+            do=f"{first} every attention was refused: its report.json says why, and flash-export --require-all ends with "
+            "that; --allow-none builds it as it is",
         )
 
 
