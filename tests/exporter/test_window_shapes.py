@@ -131,3 +131,5 @@ def test_another_length_than_the_convolution_s_is_not_taken_for_it(named: bool) 
     reason = only(fuse(behind_conv("i2", named))[1]).reason
     assert reason is not None
     assert reason.code == "scores_layout"
+    length = "rows" if named else "L"
+    assert f"from [3*B, {length}, {length}] to [B, 3, {length}, (N)//5]" in reason.text

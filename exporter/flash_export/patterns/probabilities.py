@@ -13,6 +13,7 @@ from flash_export.layout import Axes, is_float_cast, step, trains
 from flash_export.patterns import zeroed
 from flash_export.patterns.branches import crossing, has_branches
 from flash_export.patterns.guards import guards_below
+from flash_export.patterns.layout_texts import RENAME_LENGTHS, rearranged
 from flash_export.patterns.nearby import product_below, summed_product, written_out
 from flash_export.patterns.quantized import QUANTIZE_AFTERWARDS, is_quantization, quantized_factors
 from flash_export.patterns.scores import Expression
@@ -82,12 +83,15 @@ def _shared(value: ir.Value, readers: list[ir.Node], region: Region) -> Exceptio
     # A reader with a product below it is a layout operator on the way to V, or another layer.
     outputs = g.for_outputs([value], [n for n in readers if is_product(n) or product_below(n)])
     used = "are an output of the graph" if value.is_graph_output() else "are also read by another product"
+    action = "attention whose probabilities are read twice has no fused form; it stays in standard operators"
+    if value.is_graph_output() or outputs:
+        action = "export the model without its attention weights (need_weights=False, output_attentions=False)"
     return Refused(
         "probabilities_used",
         f'the probabilities "{value.name}" {f"are also read by {others}{outputs}" if others else used}; '
         "FlashAttention never forms them",
         value.producer(),
-        "export the model without its attention weights (need_weights=False, output_attentions=False)",
+        action,
     )
 
 
@@ -184,9 +188,9 @@ def axes_below(expression: Expression, down: list[ir.Node], region: Region) -> A
         if following is None or (node.op_type == "Cast" and not is_float_cast(node, region.shapes)):
             raise Refused(
                 "probabilities_layout",
-                f"{node.op_type} rearranges the probabilities in a way that cannot be followed",
+                f"{node.op_type} rearranges the probabilities {rearranged(node, region.shapes)}",
                 node,
-                "report the model's shapes; the attention stays in standard operators",
+                RENAME_LENGTHS,
             )
         axes = following
     if column:

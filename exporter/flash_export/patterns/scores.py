@@ -21,6 +21,7 @@ from flash_export.enlarging import refuse_enlarging
 from flash_export.layout import Axes, Axis, is_float_cast, read_scalar_factor, step, trains
 from flash_export.mask_terms import FORGETS, uniform
 from flash_export.patterns.branches import crossing, has_branches
+from flash_export.patterns.layout_texts import RENAME_LENGTHS, rearranged
 from flash_export.patterns.lifted import BELOW_ALL, lifted
 from flash_export.patterns.narrowed import refuse_lost_fills
 from flash_export.patterns.nearby import of_the_scores, summed_product, written_out
@@ -185,9 +186,9 @@ def _layout(node: ir.Node, region: Region) -> list[Step]:
         if axes is None:
             raise Refused(
                 "scores_layout",
-                f"{node.op_type} rearranges the scores in a way that cannot be followed",
+                f"{node.op_type} rearranges the scores {rearranged(node, region.shapes)}",
                 node,
-                "report the model's shapes; the attention stays in standard operators",
+                RENAME_LENGTHS,
             )
         if node.op_type == "Cast":
             refuse_lost_fills(e.terms, node, region.evaluator)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from flash_export import graph as g
 from flash_export.canonical import Added, Attention, NotAttention, Refused
 from flash_export.contrib_product import added_by, alpha_of
-from flash_export.layout import Axes, Axis, Chain, leaves
+from flash_export.layout import Axes, Axis, Chain, fresh_axes, leaves
 from flash_export.patterns.contrib_inputs import require_inputs
 from flash_export.patterns.nearby import product_above
 from flash_export.patterns.probabilities import axes_below, read_probabilities, refuse_second, zero
@@ -137,8 +137,7 @@ def _assemble(
     at = 0 if second.inputs[0] is probabilities else 1
     refuse_second(second, probabilities)
     value = _with_alpha(region.operand(second.inputs[1 - at], second, scalars=False), second, region)  # type: ignore[arg-type]
-    operands = (axes, value.last) if at == 0 else (value.last, axes)
-    result = multiply(second, *operands, region.shapes)
+    value, result = _times_value(second, axes, value, at, region)
     columns = leaves(summed)
     if leaves(result.contraction) != columns:
         raise Refused(
@@ -168,6 +167,19 @@ def _assemble(
         sinks=expression.sinks,
         readings=readings,
     )
+
+
+def _times_value(second: ir.Node, axes: Axes, value: Chain, at: int, region: Region) -> tuple[Chain, Product]:
+    """V and the axes of its product; V as it enters it where it repeats heads in another order than K does."""
+    try:
+        return value, multiply(second, *((axes, value.last) if at == 0 else (value.last, axes)), region.shapes)
+    except Refused:
+        shape = region.shapes.shape(value.values[-1])
+        if not value.expanded or shape is None:
+            raise
+    whole = fresh_axes(shape)
+    product = multiply(second, *((axes, whole) if at == 0 else (whole, axes)), region.shapes)
+    return Chain([value.values[-1]], [], [whole], [], []), product
 
 
 def _with_alpha(value: Chain, second: ir.Node, region: Region) -> Chain:

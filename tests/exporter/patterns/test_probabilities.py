@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
 import pytest
 from exporter import graphs
+
+from flash_export.find import find
 
 INPUTS = graphs.QKV + ", float[B, 1, 1, T] keep"
 CONSTANTS = graphs.CONSTANTS + ", int64[1] last = {-1}, float tiny = {0.000001}"
@@ -46,3 +49,20 @@ def test_a_product_that_is_written_out_is_still_one() -> None:
     site = graphs.only(graphs.fuse(proto)[1])
     assert site.reason is not None
     assert site.reason.code == "product_form"
+
+
+@pytest.mark.parametrize(
+    ("lines", "outputs", "advised"),
+    [
+        ("r = Relu (probs)\n o = MatMul (probs, v)\n p = MatMul (r, v)\n out = Add (o, p)\n", graphs.OUT, False),
+        ("out = MatMul (probs, v)\n", graphs.OUT + ", float[B, 4, S, T] probs", True),
+        ("w = Relu (probs)\n out = MatMul (probs, v)\n", graphs.OUT + ", float[B, 4, S, T] w", True),
+    ],
+)
+def test_who_reads_the_probabilities_again_is_told_what_helps_there(lines: str, outputs: str, advised: bool) -> None:
+    """``need_weights`` gives an output; it does nothing to a layer that computes with the probabilities."""
+    body = graphs.PRODUCT + "probs = Softmax <axis = -1> (scaled)\n" + lines
+    reason = graphs.only(find(ir.from_proto(graphs.model(body, outputs=outputs)))).reason
+    assert reason is not None
+    assert reason.code == "probabilities_used"
+    assert ("need_weights" in reason.action) == advised
