@@ -159,8 +159,8 @@ def _require_flash_nodes(file: OnnxFile, allow_none: bool) -> None:
             where=str(file.path),
             got=f"{len(file.proto.graph.node)} nodes, none of them in domain {DOMAIN}",
             need="a model in which flash-export has fused an attention",
-            do=f"{first} every attention was refused: its report.json says why, and flash-export --require-all ends with "
-            "that; --allow-none builds it as it is",
+            do=f"{first} every attention was refused: its report.json says why, and flash-export --require-all ends "
+            "with that; --allow-none builds it as it is",
         )
 
 

@@ -15,7 +15,7 @@ import torch
 from exporter.torch_models import MODEL_SOURCE, assert_as_good_as_eager, in_float64, standard_normal
 
 from flash_export import pipeline
-from flash_export.errors import UnsafeInput, UnsupportedModel, UsageError
+from flash_export.errors import UnsafeInput, UnsupportedModel, UsageError, UserError
 from flash_export.inputs import parse_inputs
 from flash_export.load import load
 from flash_export.options import Options
@@ -181,3 +181,27 @@ def test_what_cannot_be_translated_is_refused_without_its_whole_graph(
     with pytest.raises(UnsupportedModel, match="cannot translate this TorchScript"):
         pipeline.run(options(tmp_path / "m.pt", "x:float32:2,7,24"), Talk(quiet=True))
     assert capfd.readouterr().out == ""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchscript_exports_what_the_page_says_and_fails_where_it_says(tmp_path: Path, repo_root: Path) -> None:
+    """The legacy exporter's words are in docs/coverage.md."""
+    page = " ".join((repo_root / "docs" / "coverage.md").read_text().partition("## TorchScript")[2].split())
+
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = torch.nn.MultiheadAttention(24, 3, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.attention(x, x, x, need_weights=False)[0]
+
+    for name, module in {"norm": torch.nn.RMSNorm(24), "attention": Attention()}.items():
+        path = tmp_path / f"{name}.pt"
+        torch.jit.trace(module.eval(), torch.randn(2, 7, 24), check_trace=False).save(path)
+        (argument,) = torch.jit.load(path).forward.schema.arguments[1:]
+        inputs = parse_inputs([f"{argument.name}:float32:batch,7,24"])
+        options = Options(source=path, inputs=inputs, trust_pickle=True, allow_none=True, quiet=True)
+        with pytest.raises(UserError) as caught:
+            pipeline.run(options)
+        assert caught.value.got.removeprefix("Unsupported: ").rstrip(".") in page

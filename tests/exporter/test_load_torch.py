@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from exporter.test_cli import run
 from exporter.torch_models import MODEL_SOURCE, Block
 
 from flash_export.errors import UnsafeInput, UsageError
@@ -203,3 +204,15 @@ def test_weights_under_another_key_are_told_with_the_keys_looked_into_and_the_li
     assert line == "torch.save(torch.load('ckpt.pt')['weights'], path)"
     exec(line, {"torch": torch, "path": "fixed.pt"})
     assert load(options("fixed.pt")).source_kind == "state_dict"
+
+
+def test_dtype_casts_what_trust_pickle_opens_as_help_and_readme_say(
+    weights: dict[str, torch.Tensor], capsys: pytest.CaptureFixture[str], repo_root: Path
+) -> None:
+    torch.save(Block(), "w.pt")
+    module = load(Options(source=Path("w.pt"), inputs=INPUT, trust_pickle=True, dtype="bf16")).module
+    assert module is not None
+    assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
+    assert run("--help") == 0
+    assert "what --trust-pickle opens" in " ".join(capsys.readouterr().out.replace("\u2502", " ").split())
+    assert "or what `--trust-pickle` opens first" in " ".join((repo_root / "README.md").read_text().split())

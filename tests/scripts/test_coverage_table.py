@@ -48,3 +48,8 @@ def test_the_total_leaves_out_what_pytorch_cannot_export(table: ModuleType) -> N
     failed = whole | {"fused": 0, "not_exported": "no diff"}
     page = table.page({"a.x.y": whole, "a.x.z": failed}, {"a": 2})
     assert "**2 of 2 attentions in 1 exports are fused.**" in page
+
+
+def test_what_stands_below_the_table_is_the_script_s_own(table: ModuleType, repo_root: Path) -> None:
+    """Or else the next measurement takes it away."""
+    assert (repo_root / "docs" / "coverage.md").read_text().endswith(table.BEYOND)
