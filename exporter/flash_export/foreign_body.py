@@ -16,16 +16,18 @@ from flash_export.shapes import Shapes
 def foreign_bodies(model: ir.Model, shapes: Shapes) -> set[str]:
     """The operators whose body in ``model`` is not the one that flash-export writes for the nodes of its main graph.
 
-    Names of values do not count. Nodes whose attributes break the contract are passed over: they are refused anyway.
+    Names of values do not count. An operator with an overload is no one's that we write. Nodes whose attributes break the contract are passed over: they are refused anyway.
     """
-    written = {f.name: f for f in model.functions.values() if f.domain == DOMAIN and f.name in OPERATORS}
+    bodies = [f for f in model.functions.values() if f.domain == DOMAIN and f.name in OPERATORS]
+    overloaded = {f.name for f in bodies if f.overload}
+    written = {f.name: f for f in bodies if f.name not in overloaded}
     nodes = [n for n in model.graph if n.domain == DOMAIN and n.op_type in written]
     try:
         expected = {f.name: f for f in functions_for(_complete(nodes, shapes), model.opset_imports.get("", 1))}
     except UserError:
         # No body can be written for these nodes, so none that is there is ours.
-        return {node.op_type for node in nodes}
-    return {name for name, ours in expected.items() if told(ours) != told(written[name])}
+        return {node.op_type for node in nodes} | overloaded
+    return overloaded | {name for name, ours in expected.items() if told(ours) != told(written[name])}
 
 
 def _complete(nodes: Iterable[ir.Node], shapes: Shapes) -> list[ir.Node]:

@@ -31,6 +31,22 @@ def test_a_body_that_computes_something_else_is_refused() -> None:
     assert site.reason.code == "foreign_body"
 
 
+def test_a_body_for_an_overload_is_refused_whichever_comes_last() -> None:
+    for turn in (1, -1):
+        fused = fuse(model(PLAIN))[0]
+        evil = onnx.FunctionProto()
+        evil.CopyFrom(fused.functions[0])
+        evil.overload = fused.graph.node[-1].overload = "evil"
+        evil.node[-1].input.reverse()
+        both = [fused.functions[0], evil][::turn]
+        bodies = [onnx.FunctionProto.FromString(body.SerializeToString()) for body in both]
+        del fused.functions[:]
+        fused.functions.extend(bodies)
+        site = only(find(ir.from_proto(fused)))
+        assert site.reason is not None
+        assert site.reason.code == "foreign_body"
+
+
 def test_a_new_node_does_not_give_an_existing_one_another_body() -> None:
     both = PLAIN + PLAIN.replace("q,", "out,").replace("kt", "kt2").replace("scores", "scores2").replace(
         "scaled", "scaled2"
