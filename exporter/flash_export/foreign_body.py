@@ -16,7 +16,8 @@ from flash_export.shapes import Shapes
 def foreign_bodies(model: ir.Model, shapes: Shapes) -> set[str]:
     """The operators whose body in ``model`` is not the one that flash-export writes for the nodes of its main graph.
 
-    Names of values do not count. An operator with an overload is no one's that we write. Nodes whose attributes break the contract are passed over: they are refused anyway.
+    Names of values do not count, and no overload is ours. Nodes whose attributes break the contract are passed over:
+    they are refused anyway.
     """
     bodies = [f for f in model.functions.values() if f.domain == DOMAIN and f.name in OPERATORS]
     overloaded = {f.name for f in bodies if f.overload}
