@@ -88,7 +88,14 @@ def _filled(model: Any) -> DynamicCache:
     try:
         with torch.no_grad():
             call(model, cache, {"input_ids": torch.zeros(_BATCH_SIZE, _PAST_SIZE, dtype=torch.int64)})
+        others = [
+            i for i, layer in enumerate(cache.layers) if not isinstance(getattr(layer, "keys", None), torch.Tensor)
+        ]
+        if others:
+            raise _unsupported(model, f"{len(others)} of {len(cache.layers)} layers that cache no keys, {others[:4]}")
         shapes = [tuple(t.shape) for layer in cache.layers for t in (layer.keys, layer.values)]
+    except UnsupportedModel:
+        raise
     except Exception as error:  # each model has its own way not to take a plain cache
         raise _unsupported(model, f"{type(error).__name__}: {str(error)[:200]}") from error
     if not shapes or any(len(s) != 4 or s[0] != _BATCH_SIZE or s[2] != _PAST_SIZE for s in shapes):

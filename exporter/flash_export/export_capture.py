@@ -21,7 +21,7 @@ from flash_export.eager import Eager
 from flash_export.errors import UnsupportedModel, UsageError
 from flash_export.export_dims import as_number, is_sum
 from flash_export.export_forward import named_parameters, plain_attention
-from flash_export.inputs import MAX_DIM
+from flash_export.inputs import ALL_INPUTS, CHECK_INPUTS, MAX_DIM
 from flash_export.load import Argument, Loaded
 
 MOST_WIDE_BYTES = 4 * 2**30
@@ -35,7 +35,7 @@ class Call:
     function: Callable[..., Any]
     leaves: list[Any]
     spec: Any
-    advice: str = "check names, types and sizes of --input"
+    advice: str = CHECK_INPUTS
     arguments: tuple[Argument, ...] = ()
     """Those of a module, whose dimensions may have to be one."""
 
@@ -111,9 +111,9 @@ def call_of(loaded: Loaded) -> Call:
         return Call(loaded.program.module(check_guards=False), leaves, spec)
     assert loaded.module is not None  # every source is a program or a module; ONNX does not come here
     leaves, spec = pytree.tree_flatten(_call_arguments(loaded))
-    in_memory = loaded.source_kind == "module"
-    check = f"check names, types and sizes of {'example_inputs' if in_memory else '--input'}"
-    return Call(loaded.module, leaves, spec, _other_floats(loaded) or check, loaded.arguments)
+    checks = {"module": "check names, types and sizes of example_inputs", "hugging_face": ALL_INPUTS}
+    advice = _other_floats(loaded) or checks.get(loaded.source_kind, CHECK_INPUTS)
+    return Call(loaded.module, leaves, spec, advice, loaded.arguments)
 
 
 def _other_floats(loaded: Loaded) -> str:

@@ -31,6 +31,10 @@ DTYPES = (
 ALIASES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
 
 MAX_RANK = 8
+CHECK_INPUTS = "check names, types and sizes of --input"
+ALL_INPUTS = "give --input NAME:TYPE:DIMS once for every input that forward needs, in place of the usual ones"
+"""What to do where forward takes no inputs like those: where they were given, and where they were the usual ones."""
+
 MAX_DIM = 2**31 - 1
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")

@@ -88,7 +88,7 @@ def default_inputs(module: Any, dtype: str) -> tuple[InputSpec, ...]:
             specs.append(InputSpec("bbox", "int64", (batch, seq, 4)))
         if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in taken:
             specs.append(InputSpec("decoder_input_ids", "int64", (batch, Dim("decoder_seq", 1, seq.high))))
-        vision = getattr(config, "vision_config", None)
+        vision = getattr(config, "vision_config", config)
         if "pixel_values" in taken and getattr(vision, "image_size", None):
             specs.append(_pixels(vision, batch, dtype))
         return tuple(specs)

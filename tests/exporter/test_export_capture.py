@@ -156,6 +156,7 @@ def test_pytorchs_dump_of_the_graph_does_not_hide_the_reason(tmp_path: Path, cap
         (torch.float16, "module", "cast the example"),
         (torch.float32, "state_dict", "check names, types and sizes of --input"),
         (torch.float32, "module", "check names, types and sizes of example_inputs"),
+        (torch.float32, "hugging_face", "--input NAME:TYPE:DIMS once for every input"),
     ],
 )
 def test_an_input_of_another_float_type_than_the_weights_is_named(

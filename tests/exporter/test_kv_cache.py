@@ -152,6 +152,15 @@ def test_a_model_without_a_cache_of_its_own_is_refused(tmp_path: Path) -> None:
             load(Options(source=folder, kv_cache=True))
 
 
+def test_layers_that_keep_another_state_are_named(tmp_path: Path) -> None:
+    """RecurrentGemma: two layers of a recurrence to one of attention."""
+    settings = TEXT | {"num_key_value_heads": 1, "head_dim": 8, "lru_width": 24, "num_hidden_layers": 3}
+    folder = save_folder(tmp_path / "model", "RecurrentGemmaForCausalLM", settings)
+    with pytest.raises(UnsupportedModel, match="with a cache") as error:
+        load(Options(source=folder, kv_cache=True))
+    assert error.value.got == "2 of 3 layers that cache no keys, [0, 1]"
+
+
 def test_a_folder_that_is_not_there_is_not_called_a_file(tmp_path: Path) -> None:
     (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
     for name in ("llama", "nowhere"):

@@ -247,3 +247,10 @@ def test_truncated_weights_are_a_usage_error(bert: Path, tmp_path: Path) -> None
     weights.write_bytes(weights.read_bytes()[:-10])
     with pytest.raises(UsageError, match="cannot be loaded"):
         load(Options(source=folder))
+
+
+def test_a_model_of_text_and_an_image_in_one_config_is_given_both(tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "model", "ViltModel", TEXT | {"image_size": 16, "patch_size": 8})
+    given = {argument.name: list(argument.tensor.shape) for argument in load(Options(source=folder)).arguments}
+    assert given["pixel_values"][1:] == [3, 16, 16]
+    assert {"input_ids", "attention_mask"} < given.keys()
