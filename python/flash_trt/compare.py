@@ -19,6 +19,7 @@ import onnx_ir as ir
 from rich.table import Table
 
 from flash_export import interrupt, runtime, twin
+from flash_export.advice import GUARD
 from flash_export.errors import NumbersDiffer, UsageError
 from flash_export.model_noise import FLOAT64_LIMIT_BYTES
 from flash_export.op import DOMAIN
@@ -305,8 +306,7 @@ def _require_same_inputs(sides: _Sides, options: CompareOptions) -> None:
 
 _UNCOMPARED = {
     "nan_in_inputs": "give inputs without NaN: what depends on one is NaN whatever the models compute",
-    "nan_in_reference": "give inputs that leave each row a key (--values FILE.npz), or hide keys in the model by a"
-    " large finite number instead of minus infinity",
+    "nan_in_reference": f"give inputs that leave each row a key (--values FILE.npz). {GUARD}",
     "nan_in_both": "give inputs on which REFERENCE gives numbers: infinities in them, or rows without a key, make NaN",
 }
 """Verdicts that say nothing of FUSED -> what helps."""

@@ -178,7 +178,7 @@ def test_a_batch_goes_on_by_one_step(tmp_path: Path) -> None:
                 dim.dim_param = names[dim.dim_param]
     result = outcome(proto, tmp_path)
     settings = {str(run["setting"]) for run in result.report["check"]["runs"]}  # type: ignore[index]
-    assert "B=2 sequence_length=1 past_sequence_length=41 seed=3" in settings
+    assert "B=3 sequence_length=1 past_sequence_length=41 seed=3" in settings
     assert not result.report["check"]["warnings"]  # type: ignore[index]
 
 
