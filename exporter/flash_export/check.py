@@ -29,6 +29,7 @@ from flash_export.inline import CannotInline, inline, inline_near
 from flash_export.patterns import PATTERNS
 from flash_export.runtime import why_not_loaded
 from flash_export.runtime_defects import crash_of
+from flash_export.same_site import identity
 from flash_export.score_probe import PREFIX
 from flash_export.sites import Site
 from flash_export.trials import Trial, plan_trials
@@ -116,13 +117,17 @@ def check(
         expected = run_unfused(plain, trials, boundaries, list(products.values()), folder)
         tell("unfused model", 1, 1)
         site_runs: list[SiteRun] = []
+        proven: dict[bytes | None, list[SiteRun]] = {}
         doubts: dict[str, str] = {}
         hidden = HiddenRows(plain, expected.trials, expected.seen, folder)
         for i, site in enumerate(rewritten):
             tell("sites", i, len(rewritten))
             try:
                 beside = hidden.of(site, flash, expected.seen)
-                site_runs += check_site(site, plain, flash, expected.seen, folder, seed, beside=beside)
+                same = identity(site, plain, flash, expected.seen, beside)
+                if same is None or same not in proven:
+                    proven[same] = check_site(site, plain, flash, expected.seen, folder, seed, beside=beside)
+                site_runs += [dataclasses.replace(run, site=site.name) for run in proven[same]]
             except CannotProve as error:
                 doubts[site.name] = str(error)
         tell("sites", len(rewritten), len(rewritten))

@@ -49,20 +49,24 @@ def _dtype(value: ir.Value, shapes: Shapes) -> ir.DataType:
     return shapes.dtype(value) or ir.DataType.UNDEFINED
 
 
-def told(function: ir.Function) -> list[object]:
-    """The function with its values numbered in the order in which they appear."""
+def told(graph: ir.Graph | ir.Function) -> list[object]:
+    """The graph or function with its values numbered in the order in which they appear, and its weights' contents."""
     numbers: dict[ir.Value | None, int] = {None: -1}
+    weights: dict[int, object] = {}
 
     def number(value: ir.Value | None) -> int:
-        return numbers.setdefault(value, len(numbers))
+        at = numbers.setdefault(value, len(numbers))
+        if value is not None and value.is_initializer() and value.const_value is not None:
+            weights.setdefault(at, _content(value.const_value))
+        return at
 
-    inputs = [number(v) for v in function.inputs]
+    inputs = [number(v) for v in graph.inputs]
     nodes: list[object] = []
-    for node in function:
+    for node in graph:
         attributes = sorted((name, _plain(a)) for name, a in node.attributes.items())
         reads, writes = [number(v) for v in node.inputs], [number(v) for v in node.outputs]
-        nodes.append((node.domain, node.op_type, reads, writes, attributes))
-    return [inputs, nodes, [number(v) for v in function.outputs]]
+        nodes.append((node.domain, node.op_type, node.overload, reads, writes, attributes))
+    return [inputs, nodes, [number(v) for v in graph.outputs], weights]
 
 
 def _plain(attribute: ir.Attr) -> bytes:
@@ -70,8 +74,11 @@ def _plain(attribute: ir.Attr) -> bytes:
     if attribute.is_ref():
         return f"ref {attribute.ref_attr_name}".encode()
     if attribute.type == ir.AttributeType.TENSOR:
-        tensor = attribute.as_tensor()
-        if tensor.dtype == ir.DataType.STRING:  # which no body of ours holds
-            return repr(list(tensor.numpy().ravel())).encode()
-        return repr((tensor.dtype, tuple(tensor.shape))).encode() + tensor.tobytes()
+        return _content(attribute.as_tensor())
     return repr(attribute.value).encode()
+
+
+def _content(tensor: ir.TensorProtocol) -> bytes:
+    if tensor.dtype == ir.DataType.STRING:  # which no body of ours holds
+        return repr(list(tensor.numpy().ravel())).encode()
+    return repr((tensor.dtype, tuple(tensor.shape))).encode() + tensor.tobytes()

@@ -86,9 +86,11 @@ def plan_trials(
     if settings == [[{}]]:
         settings *= STATIC_TRIALS if extent.largest({}) <= MOST_ELEMENTS else 1
     batches = [name for name, is_batch in dynamic_dims(model).items() if is_batch]
+    roles = read_roles(model)
     if len(settings) > 1 and len(batches) == len(dynamic_dims(model)) and weight_bytes(model) > SMALL_MODEL_BYTES:
         settings = settings[1::-1]  # one row, then three: masks of each kind of padding are among them
-    roles = read_roles(model)
+        if any(shown.get(name, 1) > 1 for name in batches) and not any(r.kind == "mask" for r in roles.values()):
+            settings = settings[:1]  # the example has several rows
     roomy: list[list[dict[str, int]]] = []
     for i, choices in enumerate(settings):
         found = _roomy(choices, extent, batches, keep_batch=i == 0)

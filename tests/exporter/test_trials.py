@@ -56,6 +56,19 @@ def test_each_kind_of_padding_is_among_the_rows_of_a_mask(
     assert kinds == {"full", "right", "left", "holes"}
 
 
+@pytest.mark.parametrize(("rows", "settings"), [
+    (2, ["b=1 seed=0", "example"]), (1, ["b=3 seed=0", "example"]), (0, ["b=1 seed=0", "b=3 seed=1"]),
+])  # fmt: skip
+def test_a_large_model_without_masks_or_lengths_is_tried_with_one_row_and_with_several(
+    rows: int, settings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "SMALL_MODEL_BYTES", -1)
+    text = '<ir_version: 9, opset_import: ["": 18]> g (float[b,9] pixels) => (float[b,9] y) { y = Identity(pixels) }'
+    example = {"pixels": np.zeros((rows, 9), np.float32)} if rows else {}
+    drawn = plan_trials(ir.from_onnx_text(text), example=example, ranges={}, values=None, seed=0)
+    assert [first.name for first, *_ in drawn] == settings
+
+
 def test_another_seed_draws_other_numbers() -> None:
     assert not np.array_equal(plan()[0][0].feeds["x"], plan(seed=10)[0][0].feeds["x"])
 
