@@ -89,7 +89,12 @@ class Expected:
         The judgement is then to be made again. It is the same as with as many measurements in the first place.
         """
         failed = [run.verdict for run in runs if run.verdict is not None and not run.verdict.passed]
-        near = all(verdict.max_abs_error <= accept.MOST_APART * verdict.tolerance for verdict in failed)
+        near = all(
+            verdict.max_abs_error <= accept.MOST_APART * verdict.tolerance
+            if verdict.tolerance
+            else np.isfinite(verdict.max_abs_error)  # integers: one that rounding turns over is off by any number
+            for verdict in failed
+        )
         if self.measure_more is None or not failed or not near:
             return False
         more, self.measure_more = self.measure_more(), None

@@ -28,6 +28,8 @@ _INLINE_BYTES = 64 * 2**20
 """More than this of weights in memory is lent to ONNX Runtime beside the message: a protobuf message ends at 2 GiB."""
 _LENT_BYTES = 2**31
 """More than this goes through a file, from which it is mapped."""
+_LENT_FROM_BYTES = 2**16
+"""Smaller weights stay in the message."""
 _EXTERNAL_FROM_BYTES = 2**20
 _EVALUATED_BYTES = 2**30
 """Of weights: the most that the reference evaluator takes, which holds them three times over."""
@@ -205,8 +207,11 @@ def _source(model: ir.Model, folder: Path, options: onnxruntime.SessionOptions) 
     inline = sum(t.nbytes for t in tensors if not isinstance(t, ir.ExternalTensor))
     lent: list[np.ndarray] = []
     if _INLINE_BYTES < inline <= _LENT_BYTES:
-        model, lent = _lend(model, options)
-        inline -= sum(array.nbytes for array in lent)
+        to_lend = [v for v in model.graph.initializers.values() if _may_be_lent(v.const_value)]
+        left = inline - sum(v.const_value.nbytes for v in to_lend if v.const_value is not None)
+        if left <= _INLINE_BYTES and len(folders) <= 1:
+            inline = left
+            model, lent = _lend(model, [v.name or "" for v in to_lend], options)
     if inline <= _INLINE_BYTES and len(folders) <= 1:
         for weights in folders:
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", weights)
@@ -217,22 +222,27 @@ def _source(model: ir.Model, folder: Path, options: onnxruntime.SessionOptions) 
     return str(path), []
 
 
-def _lend(model: ir.Model, options: onnxruntime.SessionOptions) -> tuple[ir.Model, list[np.ndarray]]:
-    """A copy that refers to its large weights, and these, which ``options`` lends to the session as they are."""
+def _may_be_lent(tensor: ir.TensorProtocol | None) -> bool:
+    if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.nbytes < _LENT_FROM_BYTES:
+        return False
+    return tensor.dtype != ir.DataType.STRING and tensor.dtype.numpy().isbuiltin == 1
+
+
+def _lend(
+    model: ir.Model, names: Sequence[str], options: onnxruntime.SessionOptions
+) -> tuple[ir.Model, list[np.ndarray]]:
+    """A copy that refers to the named weights, and these, which ``options`` lends to the session as they are."""
     model = model.clone()
-    arrays: dict[str, np.ndarray] = {}
-    for name, value in model.graph.initializers.items():
-        tensor = value.const_value
-        if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.nbytes < _EXTERNAL_FROM_BYTES:
-            continue
-        array = np.ascontiguousarray(tensor.numpy())
-        if array.dtype.kind in "biuf":
-            arrays[name] = array
-            shape = ir.Shape(array.shape)
-            value.const_value = ir.ExternalTensor("lent", 0, array.nbytes, tensor.dtype, shape=shape, name=name)
-    values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in arrays.values()]
-    options.add_external_initializers(list(arrays), values)
-    return model, list(arrays.values())
+    arrays: list[np.ndarray] = []
+    for name in names:
+        value = model.graph.initializers[name]
+        assert value.const_value is not None
+        array = np.ascontiguousarray(value.const_value.numpy())
+        arrays.append(array)
+        shape = ir.Shape(array.shape)
+        value.const_value = ir.ExternalTensor("lent", 0, array.nbytes, value.const_value.dtype, shape=shape, name=name)
+    options.add_external_initializers(names, [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in arrays])
+    return model, arrays
 
 
 def _numpy_dtype(name: str) -> np.dtype:

@@ -72,8 +72,8 @@ def plan_trials(
 ) -> list[list[Trial]]:
     """The trials of one check: ``values`` alone where given, else drawn ones and the example.
 
-    Each is a list of choices: the first on which the unfused model runs counts. Nothing is drawn at the sizes that the
-    example has.
+    Each is a list of choices: the first on which the unfused model runs counts. Without masks and lengths nothing is
+    drawn at the sizes that the example has.
 
     Raises:
         UsageError: ``values`` is no readable NPZ file or lacks an input; an input cannot be drawn.
@@ -81,16 +81,18 @@ def plan_trials(
     if values is not None:
         return [[Trial("values", read_values(model, values))]]
     whole = bool(example) and set(example) >= set(fed_inputs(model))
-    shown = sizes_in(model, example) if whole else {}
     settings, extent = sizes_to_try(model, ranges, example), Extent(model)
     if settings == [[{}]]:
         settings *= STATIC_TRIALS if extent.largest({}) <= MOST_ELEMENTS else 1
     batches = [name for name, is_batch in dynamic_dims(model).items() if is_batch]
     roles = read_roles(model)
-    if len(settings) > 1 and len(batches) == len(dynamic_dims(model)) and weight_bytes(model) > SMALL_MODEL_BYTES:
-        settings = settings[1::-1]  # one row, then three: masks of each kind of padding are among them
-        if any(shown.get(name, 1) > 1 for name in batches) and not any(r.kind == "mask" for r in roles.values()):
-            settings = settings[:1]  # the example has several rows
+    # Each setting has masks and lengths of other kinds; without any of them it has nothing but its sizes.
+    sizes_alone = not any(role.kind in ("mask", "length") for role in roles.values())
+    shown = sizes_in(model, example) if whole and sizes_alone else {}
+    if sizes_alone and batches and len(batches) == len(dynamic_dims(model)) and weight_bytes(model) > SMALL_MODEL_BYTES:
+        # One row and several, of which the example may be one.
+        several = max(shown.get(name, 1) for name in batches) > 1
+        settings = settings[1:2] if several else settings[1::-1]
     roomy: list[list[dict[str, int]]] = []
     for i, choices in enumerate(settings):
         found = _roomy(choices, extent, batches, keep_batch=i == 0)

@@ -30,6 +30,15 @@ def test_noise_is_measured_again_where_an_output_is_a_little_beyond_it(errors: l
         assert not expected.settle_noise([run(1.5)]), "once and no more"
 
 
+@pytest.mark.parametrize(("error", "again"), [(3.0, True), (np.inf, False)])
+def test_an_integer_that_rounding_turns_over_is_measured_again_and_another_shape_is_not(
+    error: float, again: bool
+) -> None:
+    expected = Expected(noise=[Noise(0.0, 0.0)], measure_more=lambda: [Noise(0.1, 0.1)])
+    turned = accept.Verdict("1 of 9 integers differ", error, 0.0, 0.0, None, 0, 9)
+    assert expected.settle_noise([ModelRun("y", "t", "unfused", turned, "float64")]) == again
+
+
 def test_a_small_model_is_measured_beforehand_and_has_nothing_to_measure_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

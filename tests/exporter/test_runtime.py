@@ -57,13 +57,14 @@ def test_weights_beside_the_model_are_read_where_they_lie_and_no_copy_is_left(tm
     assert not list((tmp_path / "scratch").iterdir())
 
 
-@pytest.mark.parametrize(("most_lent", "saved"), [(2**31, 0), (0, 1)])
+@pytest.mark.parametrize(("most_lent", "smallest", "saved"), [(2**31, 0, 0), (0, 0, 1), (2**31, 2**16, 1)])
 def test_large_weights_in_memory_are_lent_and_pass_through_a_file_only_where_they_are_too_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_lent: int, saved: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_lent: int, smallest: int, saved: int
 ) -> None:
     monkeypatch.setattr("flash_export.runtime._INLINE_BYTES", 0)
     monkeypatch.setattr("flash_export.runtime._EXTERNAL_FROM_BYTES", 0)
     monkeypatch.setattr("flash_export.runtime._LENT_BYTES", most_lent)
+    monkeypatch.setattr("flash_export.runtime._LENT_FROM_BYTES", smallest)
     files: list[Path] = []
     save = ir.save
     monkeypatch.setattr(ir, "save", lambda model, path, **told: (files.append(path), save(model, path, **told)))
@@ -72,6 +73,24 @@ def test_large_weights_in_memory_are_lent_and_pass_through_a_file_only_where_the
     assert session.run({"x": np.array([4.0])})[0].tolist() == [8.0]
     assert len(files) == saved
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("dtype", ["FLOAT8E5M2", "BFLOAT16", "BOOL", "INT8"])
+def test_weights_of_any_type_stand_beside_lent_ones(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NumPy has no such type of its own for the first two."""
+    monkeypatch.setattr("flash_export.runtime._INLINE_BYTES", 40)
+    monkeypatch.setattr("flash_export.runtime._LENT_FROM_BYTES", 0)
+    text = """<ir_version: 9, opset_import: ["": 19]> g (float[n] x) => (float[n] y)
+        <float[7] w = {1, 2, 3, 4, 5, 6, 7}> { wide = Cast <to = 1> (narrow) s = Mul (x, w) y = Add (s, wide) }"""
+    model = ir.from_onnx_text(text)
+    ones = ir.tensor(np.ones(7, ir.DataType[dtype].numpy()), name="narrow")
+    given = next(v for node in model.graph for v in node.inputs if v is not None and v.name == "narrow")
+    given.const_value, given.dtype, given.shape = ones, ones.dtype, ir.Shape([7])
+    model.graph.register_initializer(given)
+    found = Session(model, tmp_path).run({"x": np.ones(7, np.float32)})[0]
+    assert found.tolist() == [2, 3, 4, 5, 6, 7, 8]
 
 
 def test_a_fill_stays_a_fill_on_its_way_to_a_wider_type() -> None:

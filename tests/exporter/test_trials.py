@@ -35,25 +35,40 @@ def test_nothing_is_drawn_at_the_sizes_of_the_example() -> None:
     assert names == ["b=3 s=67 seed=0", "b=2 s=131 seed=1", "example"]
 
 
-@pytest.mark.parametrize(("keys", "large", "batches"), [
-    ("s", False, [3, 1, 2]), ("s", True, [3, 1, 2]), ("99", False, [3, 1, 2]), ("99", True, [1, 3]),
-])  # fmt: skip
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize(("batch", "keys"), [("b", "s"), ("b", "99"), ("1", "99")])
+@pytest.mark.parametrize("rows", [0, 1, 3])
 def test_each_kind_of_padding_is_among_the_rows_of_a_mask(
-    keys: str, large: bool, batches: list[int], monkeypatch: pytest.MonkeyPatch
+    batch: str, keys: str, rows: int, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A large model without a dynamic length is tried with two batches alone: nothing else would differ."""
+    """Whatever the example has: a mask of ones as a rule."""
     if large:
         monkeypatch.setattr(trials, "SMALL_MODEL_BYTES", -1)
-    text = f'<ir_version: 9, opset_import: ["": 18]> g (int64[b,{keys}] keep) => (bool[b,{keys}] y)'
+    text = f'<ir_version: 9, opset_import: ["": 18]> g (int64[{batch},{keys}] keep) => (bool[{batch},{keys}] y)'
     model = ir.from_onnx_text(text + " { y = Cast<to = 9>(keep) }")
-    drawn = plan_trials(model, example={}, ranges={}, values=None, seed=0)
-    assert [first.batch for first, *_ in drawn] == batches
+    example = {"keep": np.ones((rows if batch == "b" else 1, 67), np.int64)} if rows else {}
+    planned = plan_trials(model, example=example, ranges={}, values=None, seed=0)
+    drawn = [choices for choices in planned if choices[0].name != "example"]
+    assert [first.batch for first, *_ in drawn] == ([3, 1, 2] if batch == "b" else [0] * trials.STATIC_TRIALS)
     kinds = set()
     for first, *_ in drawn:
         for row in first.feeds["keep"]:
             edges = np.flatnonzero(np.diff(row))
             kinds.add("full" if row.all() else "holes" if len(edges) > 1 else "left" if row[-1] else "right")
-    assert kinds == {"full", "right", "left", "holes"}
+    assert kinds == {"full", "right", "left"} | ({"holes"} if batch == "b" else set())
+
+
+def test_lengths_are_drawn_beside_an_example_of_full_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of several rows: each number of keys ends elsewhere."""
+    monkeypatch.setattr(trials, "SMALL_MODEL_BYTES", -1)
+    model = ir.from_onnx_text(
+        """<ir_version: 9, opset_import: ["": 18]> g (int64[b] n) => (bool[b,7] y)
+        <int64[7] j = {0,1,2,3,4,5,6}, int64[1] one = {1}> { m = Unsqueeze (n, one)  y = Less (j, m) }"""
+    )
+    drawn = plan_trials(model, example={"n": np.full(3, 7)}, ranges={}, values=None, seed=0)
+    lengths = np.concatenate([first.feeds["n"] for first, *_ in drawn[:-1]])
+    assert [first.batch for first, *_ in drawn[:-1]] == [3, 1, 2]
+    assert lengths.min() < 7
 
 
 @pytest.mark.parametrize(("rows", "settings"), [
