@@ -111,27 +111,45 @@ class Shapes:
 
         Equal quotients are equal dims: multiples come out of the fraction, and a quotient of a quotient is one.
         """
-        dim = self._written_out(dim)
-        whole = Dim({m: c // divisor for m, c in dim.terms.items()})
-        rest = dim - whole * Dim.of(divisor)
-        if rest.static is not None:
-            return whole
-        ((name, *others), number) = sorted(rest.symbols), rest.terms.get((), 0)
-        if name in self._floors and not others and (rest - Dim.of(number)).symbol == name:
+        outer = Dim({})
+        while True:
+            dim = self._written_out(dim)
+            whole = Dim({m: c // divisor for m, c in dim.terms.items()})
+            rest = dim - whole * Dim.of(divisor)
+            if rest.static is not None:
+                return outer + whole
+            ((name, *others), number) = sorted(rest.symbols), rest.terms.get((), 0)
+            if name not in self._floors or others or (rest - Dim.of(number)).symbol != name:
+                break
             inner, by = self._floors[name]
-            return whole + self.quotient(inner + Dim.of(number * by), by * divisor)
+            outer, dim, divisor = outer + whole, inner + Dim.of(number * by), by * divisor
         name = f"?({rest})//{divisor}"
         self._floors[name] = rest, divisor
-        return self.length(whole + Dim({(name,): 1}))
+        return outer + self.length(whole + Dim({(name,): 1}))
 
     def length(self, dim: Dim) -> Dim:
         """``dim`` by the name that the file has for it, where it is known to have one."""
         return self._lengths.get(self._written_out(dim), dim) if self._lengths else dim
 
     def _name(self, formula: Dim, name: Dim) -> None:
-        """Notes what the file calls the length; one name is taken to stand for one formula."""
+        """Notes what the file calls the length; one name is taken to stand for one formula.
+
+        A name that the length is computed from is none for it: the file has it for two lengths.
+        """
+        if name.symbol is not None and name.symbol in self._origins(formula):
+            return
         if name.symbol is None or self._formulas.setdefault(name.symbol, formula) == formula:
             self._lengths.setdefault(formula, name)
+
+    def _origins(self, formula: Dim) -> set[str]:
+        """Every name that the length depends on, those inside of quotients and of named lengths too."""
+        found: set[str] = set()
+        ahead = set(formula.symbols)
+        while ahead:
+            found.add(name := ahead.pop())
+            known = [self._formulas.get(name), self._floors[name][0] if name in self._floors else None]
+            ahead |= {n for dim in known if dim is not None for n in dim.symbols} - found
+        return found
 
     def _written_out(self, dim: Dim) -> Dim:
         """``dim`` with the names of quotients replaced by what they stand for."""

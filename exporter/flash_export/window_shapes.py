@@ -29,7 +29,9 @@ def _window(s: Shapes, node: ir.Node) -> list[Shape | None]:
     strides = g.ints_attribute(node, "strides") or [1] * rank
     dilations = g.ints_attribute(node, "dilations") or [1] * rank
     pads = _pads(node, rank)
-    if channels is None or pads is None or len(kernel) != rank or min(kernel) < 1 or min(strides) < 1:
+    if channels is None or pads is None or len(pads) != 2 * rank or min(kernel, default=0) < 1 or min(strides) < 1:
+        return [None]
+    if not len(kernel) == len(strides) == len(dilations) == rank:
         return [None]
     lengths = []
     for axis, size in enumerate(kernel):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -56,6 +58,16 @@ def test_a_length_that_is_rounded_up_is_left_to_the_file(attribute: str) -> None
     body = f"out = MaxPool <kernel_shape = [3], strides = [2], {attribute}> (x)\n"
     graph = ir.from_proto(model(body, inputs="float[1, 2, N] x", outputs="float[1, 2, M] out")).graph
     assert str(Shapes(graph).shape(graph[-1].outputs[0])) == "(1, 2, M)"
+
+
+@pytest.mark.parametrize("attribute", ["strides", "dilations", "pads", "kernel_shape"])
+def test_attributes_for_fewer_axes_than_there_are_say_nothing(attribute: str) -> None:
+    proto = model(
+        "out = Conv (x, w)\n", inputs="float[1, 2, N, M] x, float[2, 2, 3, 3] w", outputs="float[1, 2, H, W] out"
+    )
+    proto.graph.node[-1].attribute.append(onnx.helper.make_attribute(attribute, [1]))
+    graph = ir.from_proto(proto).graph
+    assert str(Shapes(graph).shape(graph[-1].outputs[0])) == "(1, 2, H, W)"
 
 
 @pytest.mark.parametrize(
@@ -133,3 +145,51 @@ def test_another_length_than_the_convolution_s_is_not_taken_for_it(named: bool) 
     assert reason.code == "scores_layout"
     length = "rows" if named else "L"
     assert f"from [3*B, {length}, {length}] to [B, 3, {length}, (N)//5]" in reason.text
+
+
+def strided(names: list[str]) -> onnx.ModelProto:
+    """Windows of stride 2 in a row, whose outputs are declared with these names; ``x`` has the length ``seq``."""
+    weight = np.random.default_rng(3).standard_normal((8, 8, 3)).astype(np.float32) / 4
+    lines = [f"y{i + 1} = Conv <strides = [2], pads = [1, 1]> (y{i}, w)\n" for i in range(len(names))]
+    rest = (
+        f"q = Transpose <perm = [0, 2, 1]> (y{len(names)})\n a = MatMul (q, y{len(names)})\n"
+        "p = Softmax <axis = -1> (a)\n out = MatMul (p, q)\n"
+    )
+    proto = model("".join(lines) + rest, inputs="float[B, 8, seq] y0, float[8, 8, 3] w", outputs="float[B, L, 8] out")
+    del proto.graph.input[1]
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    for index, name in enumerate(names):
+        proto.graph.value_info.append(
+            onnx.helper.make_tensor_value_info(f"y{index + 1}", onnx.TensorProto.FLOAT, ["B", 8, name])
+        )
+    return proto
+
+
+@pytest.mark.parametrize("names", [["seq", "seq"], ["half", "seq"], ["half", "seq", "half"], ["half", "half", "seq"]])
+def test_a_name_that_a_file_has_for_two_lengths_in_a_row_is_taken_for_the_first(names: list[str]) -> None:
+    """``dynamic_axes`` with one name for what goes into a strided convolution and what comes out of it."""
+    proto = strided(names)
+    fused, sites = fuse(proto)
+    assert only(sites).status == "fused", only(sites).reason
+    for batch, samples in ((2, 61), (1, 16), (3, 1)):
+        x = np.random.default_rng(samples).standard_normal((batch, 8, samples)).astype(np.float32)
+        expected, got = both(proto, fused, [x])
+        np.testing.assert_allclose(got, expected, atol=1e-5, rtol=0)
+
+
+def test_names_that_stand_for_each_other_end() -> None:
+    """``a`` is half of ``b`` and ``b`` half of ``c``, by other inputs each; then ``c`` is said to be half of ``a``."""
+    a, b, c = map(Dim.named, "abc")
+    known = Shapes(ir.Graph([], [], nodes=[]))
+    for name, of in ((a, b), (b, c), (c, a)):
+        known._name(known._written_out(known.quotient(of, 2)), name)
+    assert set(known._formulas) == {"a", "b"}
+    assert known.quotient(a, 2) == known.quotient(c, 8)
+
+
+def test_a_long_row_of_named_lengths_is_no_deep_recursion() -> None:
+    known = Shapes(ir.Graph([], [], nodes=[]))
+    dims = [Dim.named(f"m{i}") for i in range(1500)]
+    for name, of in itertools.pairwise(dims):
+        known._name(known._written_out(known.quotient(of, 2)), name)
+    assert known.quotient(dims[0], 2) == known.quotient(dims[-1], 2**1500)
