@@ -106,6 +106,50 @@ def test_scores_that_a_cast_takes_beyond_its_type_are_refused(masked: str, to: i
     assert graphs.code(proto) == code
 
 
+NARROWED = "masked = Cast <to = 1> (cast)\n" + GUARDED
+"""The scores back in float32: a twin without float16 shows no difference."""
+
+
+@pytest.mark.parametrize(
+    ("lines", "to", "code"),
+    [
+        ("truth = Cast <to = 1> (pad)\n m = Mul (truth, some)\n wide = Add (scaled, m)\n", HALF, ""),
+        ("m = Where (pad, one, zero)\n n = Mul (m, some)\n wide = Add (scaled, n)\n", HALF, ""),
+        ("m = Where (pad3, some, zero)\n n = Unsqueeze (m, ax1)\n wide = Add (scaled, n)\n", HALF, ""),
+        ("wide = Add (scaled, given)\n", HALF, ""),
+        ("wide = Add (scaled, given)\n", BFLOAT, ""),
+        ("m = Where (pad, f40, zero)\n n = Add (scaled, m)\n wide = Add (n, m)\n", HALF, ""),
+        ("m = Where (pad, f40, zero)\n n = Where (pad, f40, scaled)\n wide = Add (n, m)\n", HALF, ""),
+        ("m = Where (pad, f20, zero)\n n = Add (scaled, m)\n wide = Add (n, m)\n", HALF, "fused"),
+        ("m = Where (pad, f40, zero)\n n = Where (pad, hidden, scaled)\n wide = Add (n, m)\n", HALF, "fused"),
+        ("m = Where (pad, hidden, zero)\n n = Add (scaled, m)\n wide = Add (n, m)\n", HALF, "fused"),
+        ("wide = Add (scaled, given)\n", FLOAT, "fused"),
+        ("wide = Identity (scaled)\n", HALF, "fused"),
+    ],
+)
+def test_what_is_added_to_scores_is_known_to_fit_where_they_are_narrowed(lines: str, to: int, code: str) -> None:
+    proto = graphs.model(
+        graphs.LENGTHS + graphs.PRODUCT + lines + f"cast = Cast <to = {to}> (wide)\n" + NARROWED,
+        inputs=PAD_INPUTS + ", bool[B, 1, T] pad3, float[B, 1, 1, T] given",
+        constants=CONSTANTS + ", float one = {1.0}, float f40 = {-40000.0}, float f20 = {-20000.0}",
+    )
+    assert graphs.code(proto) == (code or "mask_replaces_scores")
+
+
+@pytest.mark.parametrize("wider", [FLOAT, BFLOAT])
+def test_scores_of_float16_that_are_cast_to_more_keep_every_mask(wider: int) -> None:
+    """As half precision is usually exported: masked in float16, the softmax in float32."""
+    body = (
+        "q16 = Cast <to = 10> (q)\n k16 = Cast <to = 10> (k)\n v16 = Cast <to = 10> (v)\n"
+        "given16 = Cast <to = 10> (given)\n"
+        "kt = Transpose <perm = [0, 1, 3, 2]> (k16)\n scores = MatMul (q16, kt)\n"
+        f"wide = Add (scores, given16)\n masked = Cast <to = {wider}> (wide)\n p = Softmax <axis = -1> (masked)\n"
+        "probs = Cast <to = 10> (p)\n o16 = MatMul (probs, v16)\n out = Cast <to = 1> (o16)\n"
+    )
+    proto = graphs.model(body, inputs=graphs.QKV + ", float[B, 1, 1, T] given", constants=CONSTANTS)
+    assert graphs.code(proto) == "fused"
+
+
 MORE = {"[1, 1, 1, 1, 1]": "it has rank 5, the scores 4", "[4, 1, 1, 1]": 'its 4 stands beside "B"'}
 """A shape that one number may have, and why it would make more scores."""
 SOFTMAX = "p = Softmax <axis = -1> (masked)\n"

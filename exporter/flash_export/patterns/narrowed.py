@@ -1,42 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masked scores that are cast to a narrower type: a fill that it does not hold becomes minus infinity.
+"""Masked scores that are cast to a type of a smaller range: what it does not hold becomes minus infinity.
 
 A row whose keys are all filled is NaN then, or 0 with a guard, and no longer the mean of V. The float32 twins that the
-check runs have no narrower type and would not show it.
+check runs have no smaller type and would not show it. So what is added must be known to fit: minus infinity, or fills
+that the type holds even where all of them hide one key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 from flash_export import graph as g
 from flash_export.canonical import Added, Refused, Term
-from flash_export.evaluate import Evaluator
 from flash_export.mask_terms import as_hidden, cast_number
+from flash_export.region import Region
 
 _SCORE = 128.0
 """What an ordinary score takes off a fill that it is added to."""
 
 
-def refuse_lost_fills(terms: Iterable[Term], node: ir.Node, evaluator: Evaluator) -> None:
-    """Refuses a Cast of the scores that makes minus infinity of a finite fill among ``terms``.
+def refuse_lost_fills(terms: Iterable[Term], node: ir.Node, region: Region) -> None:
+    """Refuses a Cast of the scores to a smaller range where it may make minus infinity of what ``terms`` add or fill.
 
     Raises:
         Refused: ``mask_replaces_scores``.
     """
-    to = ir.DataType(g.int_attribute(node, "to", 0))
+    to, own = ir.DataType(g.int_attribute(node, "to", 0)), region.shapes.dtype(node.inputs[0])
+    if own is not None and _largest(own) <= _largest(to):
+        return
+    lowest = 0.0
     for term in terms:
-        hidden = as_hidden(term, evaluator) if isinstance(term, Added) else term
-        if hidden is None or not np.isfinite(hidden.fill):
+        hidden = as_hidden(term, region.evaluator) if isinstance(term, Added) else term
+        if hidden is None:
+            assert isinstance(term, Added)
+            what = f"what {term.value.name} adds to them, which may hide keys by a number that {to.name} does not hold"
+            raise _lost(what, to, node)
+        if not np.isfinite(hidden.fill):
             continue
-        number = cast_number(np.array([hidden.fill - (_SCORE if isinstance(term, Added) else 0.0)]), to)
-        if number is not None and np.isinf(number).any():
-            raise Refused(
-                "mask_replaces_scores",
-                f"a Cast of the masked scores to {to.name} makes minus infinity of the {hidden.fill:g} that hides keys",
-                node,
-                "mask the scores behind the Cast, or by minus infinity",
-            )
+        lowest += hidden.fill - (_SCORE if isinstance(term, Added) else 0.0)
+        number = cast_number(np.array([lowest]), to)
+        if number is None or np.isinf(number).any():
+            raise _lost(f"the {hidden.fill:g} that hides keys", to, node)
+
+
+def _largest(dtype: ir.DataType) -> float:
+    return float(ml_dtypes.finfo(dtype.numpy()).max)
+
+
+def _lost(what: str, to: ir.DataType, node: ir.Node) -> Refused:
+    return Refused(
+        "mask_replaces_scores",
+        f"a Cast of the masked scores to {to.name} makes minus infinity of {what}",
+        node,
+        "mask the scores behind the Cast, or by a boolean and minus infinity, or leave them in their type up to the "
+        "softmax",
+    )

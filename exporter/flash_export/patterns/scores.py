@@ -191,7 +191,7 @@ def _layout(node: ir.Node, region: Region) -> list[Step]:
                 RENAME_LENGTHS,
             )
         if node.op_type == "Cast":
-            refuse_lost_fills(e.terms, node, region.evaluator)
+            refuse_lost_fills(e.terms, node, region)
         e.axes = axes
 
     return [Step(node, source, effect)]
