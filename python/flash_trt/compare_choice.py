@@ -16,7 +16,7 @@ from flash_export.errors import UsageError
 from flash_export.talk import Talk
 from flash_export.trials import Trial
 from flash_trt import runners
-from flash_trt.compare_inputs import DrawnTrial
+from flash_trt.compare_inputs import DrawnTrial, LongerTrials
 from flash_trt.ort_errors import one_line
 from flash_trt.verdict import Outputs
 
@@ -26,13 +26,15 @@ class Chooser:
     """Runs REFERENCE on the choices of every run, and remembers what it left out.
 
     ``base`` is REFERENCE as it runs, ``model`` its graph. ``refused``: a set of inputs that it takes in no form, and
-    why; ``padded``: one on which it is NaN, and the one that was taken instead.
+    why; ``padded``: one on which it is NaN, and the one that was taken instead. ``unpassed``: the
+    numbers that may be windows, where it takes no inputs that are longer than one of them.
     """
 
     base: Any
     model: ir.Model
     refused: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     padded: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    unpassed: list[str] = dataclasses.field(default_factory=list)
 
     def first_taken(self, choices: Sequence[Trial]) -> tuple[Trial, Outputs] | None:
         """The first of ``choices`` that REFERENCE takes, with its outputs; None when it takes none.
@@ -47,6 +49,8 @@ class Chooser:
                 return self._with_numbers(trial, outcome)
             why = why or outcome
         self.refused.append((choices[0].name, why))
+        if isinstance(choices, LongerTrials):
+            self.unpassed += choices.names
         return None
 
     def _outputs(self, trial: Trial) -> Outputs | str:
@@ -95,6 +99,13 @@ class Chooser:
                 do="limit the lengths with --shape NAME:MIN,OPT,MAX, or give inputs with --values FILE.npz",
             )
         talk.warn(f"REFERENCE refused {len(self.refused)} of {planned} sets of inputs, e.g. {name}: {why}")
+        if self.unpassed:
+            more = f" and {len(self.unpassed) - 5} more" if len(self.unpassed) > 5 else ""
+            talk.warn(
+                f"REFERENCE takes no inputs longer than {', '.join(self.unpassed[:5])}{more}: where that is the size "
+                "of a window, a wrong or missing one in FUSED was not seen; compare on such a length, with "
+                "--shape NAME:MIN,OPT,MAX or --values FILE.npz, where there is one"
+            )
 
 
 def infer(runner: Any, trial: Trial) -> Outputs | Exception:

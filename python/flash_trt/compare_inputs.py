@@ -8,6 +8,7 @@ import itertools
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 import onnx_ir as ir
@@ -47,7 +48,7 @@ def plan_runs(
     talk: Talk | None = None,
     *,
     windows: Collection[int] = (),
-) -> list[list[Trial]]:
+) -> list[Sequence[Trial]]:
     """The inputs of every run: ``values`` alone where given, else drawn ones.
 
     Drawn: three odd settings of the dynamic dims (of a static model: three seeds), ``repeats`` times, with paddings and
@@ -89,11 +90,11 @@ def plan_runs(
     settings = [setting for ranges in every for setting in sizes_to_try(model, ranges)]
     turns = max(len(settings), _LEAST_SETTINGS) * max(1, options.repeats)
     planned = [settings[turn % len(settings)] for turn in range(turns)]
-    longer = compare_windows.longer_settings(model, settings, every, windows)
-    return [
-        [_trial(model, sizes, options.seed, turn, None if turn < turns else "full") for sizes in choices]
-        for turn, choices in enumerate(planned + longer)
+    runs: list[Sequence[Trial]] = [
+        [_trial(model, sizes, options.seed, turn) for sizes in choices] for turn, choices in enumerate(planned)
     ]
+    longer = compare_windows.longer_setting(model, settings, every, windows)
+    return [*runs, LongerTrials(model, longer, options.seed, turns)] if longer else runs
 
 
 def _require_no_others(path: Path, taken: Iterable[str]) -> None:
@@ -137,6 +138,33 @@ class DrawnTrial(Trial):
                 visible[..., :1] = True
                 feeds[name] = (visible != inverted).astype(feeds[name].dtype)
             yield Trial(f"{other.name} inverted" if inverted else other.name, feeds, other.sizes)
+
+
+class LongerTrials(Sequence[Trial]):
+    """The choices of the run that is longer than the windows, each drawn when it is asked for: they can be large.
+
+    ``names`` are those of ``compare_windows.Longer``.
+    """
+
+    def __init__(self, model: ir.Model, longer: compare_windows.Longer, seed: int, turn: int) -> None:
+        self.names = longer.names
+        self._choices = longer.choices
+        self._draw = lambda sizes: _trial(model, sizes, seed, turn, "full")
+        self._last: tuple[int, Trial] | None = None
+
+    def __len__(self) -> int:
+        return len(self._choices)
+
+    @overload
+    def __getitem__(self, index: int) -> Trial: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Trial]: ...
+    def __getitem__(self, index: int | slice) -> Trial | list[Trial]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if self._last is None or self._last[0] != index:
+            self._last = index, self._draw(self._choices[index])
+        return self._last[1]
 
 
 def _trial(

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from flash_export.draw import dynamic_dims
@@ -13,13 +14,11 @@ from flash_export.extent import Extent
 from flash_export.trials import MOST_ELEMENTS
 from flash_trt.onnx_file import OnnxFile
 from flash_trt.shapes import LARGEST_DIM
+from flash_trt.window_numbers import numbers_on_positions
 
-_PAST = 12
-"""How much longer than its window a set of inputs is: its last rows have keys on both sides of the window's end, and a
-window that is a little larger in REFERENCE ends there too."""
-
-_ON_POSITIONS = frozenset(("Add", "Sub", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"))
-"""What a mask by positions does with the size of its window."""
+_PAST = 10
+"""How much longer a set of inputs is than the shortest that its window hides a key of: its last rows have keys on both
+sides of the window's end, and a window that is a little larger in REFERENCE ends there too."""
 
 Sizes = dict[str, int]
 
@@ -31,16 +30,27 @@ def sizes_of(fused: OnnxFile | None) -> set[int]:
     return {size for size in found if isinstance(size, int) and size >= 0}
 
 
-def longer_settings(
+@dataclasses.dataclass(frozen=True, slots=True)
+class Longer:
+    """One more set of inputs: ``choices`` of the dynamic dims, the longest first, of which the first taken counts.
+
+    ``names``: each size that one of the choices is longer than, and where it comes from.
+    """
+
+    choices: tuple[Sizes, ...]
+    names: tuple[str, ...]
+
+
+def longer_setting(
     model: ir.Model,
     settings: Sequence[Sequence[Sizes]],
     every: Sequence[Mapping[str, tuple[int, int]]],
     own: Collection[int],
-) -> list[list[Sizes]]:
-    """One setting of the dynamic dims that is longer than all windows that it can be, or none.
+) -> Longer | None:
+    """A set of inputs that is longer than all windows that it can be; shorter ones where the model refuses it.
 
-    FUSED may lack a window that REFERENCE has, so whole numbers that REFERENCE compares positions with count as well.
-    None where the ``settings`` are long enough, where the ranges of the dims end before, or where a tensor of the
+    FUSED may lack a window that REFERENCE has, so the numbers that REFERENCE makes masks by positions with count as
+    well. None where the ``settings`` are long enough, where the ranges of the dims end before, or where a tensor of the
     unfused model would be too large.
 
     Args:
@@ -51,18 +61,25 @@ def longer_settings(
     """
     lengths = [name for name, is_batch in dynamic_dims(model).items() if not is_batch]
     if not lengths:
-        return []
+        return None
     reached = max(choices[0][name] for choices in settings for name in lengths)
-    wanted = sorted({size for size in (*own, *_numbers_on_positions(model)) if reached < size + 2 <= LARGEST_DIM})
-    if not wanted:
-        return []
-    extent = Extent(model)
-    for size in reversed(wanted):
-        for ranges in every:
-            choices = [c for c in _choices(model, lengths, ranges, size) if extent.largest(c) <= MOST_ELEMENTS]
-            if choices:
-                return [choices]
-    return []
+    needed = [(size + 2, f"{size} in FUSED") for size in own]
+    # i - j < 300 hides a key from 301 on, i - j <= 300 one later.
+    needed += [(n + 1, f'{n} at REFERENCE\'s node "{node}"') for n, node in numbers_on_positions(model).items()]
+    needed = sorted((one for one in needed if reached < one[0] <= LARGEST_DIM), reverse=True)
+    if not needed:
+        return None
+    extent, found, names = Extent(model), [], []
+    for least, name in needed:
+        fitting = [
+            choice
+            for ranges, length in itertools.product(every, (least + _PAST, least))  # some models end soon after
+            for choice in _choices(model, lengths, ranges, length, least)
+            if extent.largest(choice) <= MOST_ELEMENTS
+        ]
+        found += [choice for choice in fitting if choice not in found]
+        names += [name] if fitting else []
+    return Longer(tuple(found), tuple(names)) if found else None
 
 
 def may_be_passed(model: ir.Model, ranges: Mapping[str, tuple[int, int]], length: int) -> bool:
@@ -72,25 +89,14 @@ def may_be_passed(model: ir.Model, ranges: Mapping[str, tuple[int, int]], length
 
 
 def _choices(
-    model: ir.Model, lengths: Sequence[str], ranges: Mapping[str, tuple[int, int]], size: int
+    model: ir.Model, lengths: Sequence[str], ranges: Mapping[str, tuple[int, int]], length: int, least: int
 ) -> Iterator[Sizes]:
-    """The smallest batch with every length past ``size``: all of them different, then alike; none where none may be."""
+    """The smallest batch with every length ``length``: all of them different, then alike; none below ``least``."""
     rows = {name: ranges.get(name, (1, 1))[0] or 1 for name, is_batch in dynamic_dims(model).items() if is_batch}
     for step in (2, 0) if len(lengths) > 1 else (0,):
         sizes = {}
         for i, name in enumerate(lengths):
             low, high = ranges.get(name, (0, LARGEST_DIM))
-            sizes[name] = max(low, min(size + _PAST + step * i, high))
-        if max(sizes.values()) >= size + 2:
+            sizes[name] = max(low, min(length + step * i, high))
+        if max(sizes.values()) >= least:
             yield rows | sizes
-
-
-def _numbers_on_positions(model: ir.Model) -> set[int]:
-    """Every whole number that is a constant of the main graph and that integers are added to or compared with."""
-    found = set()
-    for node in model.graph:
-        for value in node.inputs if node.op_type in _ON_POSITIONS and node.domain == "" else ():
-            constant = ir.convenience.get_const_tensor(value) if value is not None else None
-            if constant is not None and constant.size == 1 and constant.dtype in (ir.DataType.INT64, ir.DataType.INT32):
-                found.add(abs(int(np.asarray(constant.numpy()).item())))
-    return found

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The numbers that may be sizes of windows: whole constants that a model's masks by positions are made with.
+
+A window is no operator of ONNX. Models write it as ``j > i - 200``, as a triangle whose diagonal is moved by 200, as a
+triangle that is padded or cut by 200, as positions that start at 200, or as chunks of 200.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+_ON_TWO = frozenset(("Add", "Sub", "Div", "Mod", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"))
+"""What combines positions with a number, on either side."""
+
+_NUMBERS_OF = {
+    "Trilu": (1,),
+    "Range": (0,),
+    "ConstantOfShape": (0,),
+    "Expand": (1,),
+    "Pad": (1,),
+    "Slice": (1, 2),
+}
+"""Operator -> the inputs that a window's size can be in: a diagonal, a start, a shape, widths, cuts."""
+
+_OF_POSITIONS_ALONE = frozenset(("Expand", "Pad", "Slice"))
+"""Their numbers count where their data is made of positions: features are cut and padded too."""
+
+_MAKE_POSITIONS = frozenset(("Shape", "Size", "Range", "ConstantOfShape"))
+
+_KEEP_NUMBERS = frozenset(("Neg", "Abs", "Cast", "Identity", "Squeeze", "Unsqueeze", "Reshape", "Concat"))
+
+_MOST_NUMBERS = 16
+"""In a constant: the widths of a tensor of rank 8."""
+
+
+def numbers_on_positions(model: ir.Model) -> dict[int, str]:
+    """Each number without its sign -> the first node that takes it, by its name or that of its output.
+
+    Those of branches, loops and functions count too. Floats count where the other side is made of positions: integers
+    are seldom anything else.
+    """
+    found: dict[int, str] = {}
+    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for body in bodies:
+        every = list(ir.traversal.RecursiveGraphIterator(body))
+        positions = _positions(every)
+        for node in every:
+            for number in _numbers_of(node, positions):
+                found.setdefault(number, node.name or node.outputs[0].name or node.op_type)
+    return found
+
+
+def _numbers_of(node: ir.Node, positions: set[ir.Value]) -> Iterator[int]:
+    if node.domain != "":
+        return
+    if node.op_type in _ON_TWO:
+        if all(value is not None and _is_constant(value) for value in node.inputs):
+            return  # arithmetic on the model's own sizes
+        of_positions = any(value in positions for value in node.inputs)
+        for value in node.inputs:
+            yield from _whole(value, most=1, floats=of_positions)
+    elif node.op_type not in _OF_POSITIONS_ALONE or (node.inputs and node.inputs[0] in positions):
+        for index in _NUMBERS_OF.get(node.op_type, ()):
+            if index < len(node.inputs):
+                yield from _whole(node.inputs[index], most=_MOST_NUMBERS, floats=False)
+
+
+def _whole(value: ir.Value | None, *, most: int, floats: bool) -> Iterator[int]:
+    """The whole numbers, without their signs, in a constant or in what is put together from constants."""
+    waiting, seen = [value], set()
+    while waiting:
+        one = waiting.pop()
+        if one is None or one in seen:
+            continue
+        seen.add(one)
+        constant = ir.convenience.get_const_tensor(one)
+        if constant is None:
+            producer = one.producer()
+            if producer is not None and producer.domain == "" and producer.op_type in _KEEP_NUMBERS:
+                waiting += producer.inputs if producer.op_type == "Concat" else producer.inputs[:1]
+        elif constant.size <= most and (constant.dtype.is_integer() or (floats and constant.dtype.is_floating_point())):
+            for number in np.asarray(constant.numpy()).astype(np.float64).ravel().tolist():
+                if number.is_integer():
+                    yield abs(int(number))
+
+
+def _positions(nodes: Sequence[ir.Node]) -> set[ir.Value]:
+    """The values that are made of lengths and positions, with constants, and of no input's numbers."""
+    found: set[ir.Value] = set()
+    for node in nodes:
+        inputs = [value for value in node.inputs if value is not None]
+        branches = any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values())
+        if (node.domain == "" and node.op_type in _MAKE_POSITIONS) or (
+            not branches
+            and any(value in found for value in inputs)
+            and all(value in found or _is_constant(value) for value in inputs)
+        ):
+            found.update(node.outputs)
+    return found
+
+
+def _is_constant(value: ir.Value) -> bool:
+    return ir.convenience.get_const_tensor(value) is not None
