@@ -67,7 +67,7 @@ def test_of_a_wide_vocabulary_one_setting_keeps_its_batch_and_the_others_their_l
 
 
 def test_a_model_that_is_too_large_at_every_size_is_tried_at_the_smallest() -> None:
-    assert planned(vocabulary(trials.MOST_ELEMENTS + 1))[0] == {"batch": 1, "seq": 9}
+    assert planned(vocabulary(trials.MOST_ELEMENTS + 1))[0] == {"batch": 1, "seq": 3}
 
 
 def test_a_large_model_without_a_choice_of_sizes_is_run_once() -> None:
