@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
+from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
 
@@ -25,6 +26,14 @@ def import_from_here(name: str) -> ModuleType:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     return importlib.import_module(name)
+
+
+def forget(name: str, kept: Collection[str]) -> None:
+    """Lets the next import of the module run again, with its package and what lies in that; all but those ``kept``."""
+    root = name.partition(".")[0]
+    for loaded in list(sys.modules):
+        if loaded.partition(".")[0] == root and loaded not in kept:
+            del sys.modules[loaded]
 
 
 def raised(error: BaseException) -> str:

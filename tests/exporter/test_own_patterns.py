@@ -94,6 +94,50 @@ def test_what_is_no_pattern_is_usage_with_five_parts(name: str, text: str | None
     assert before == PATTERNS
 
 
+_TAKE = "from flash_export.patterns import PATTERNS\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "got"),
+    [
+        ("PATTERNS['acme', 'A'] = print\nraise RuntimeError('later')", "RuntimeError: later"),
+        ("PATTERNS['acme', 'A'] = print\nPATTERNS['acme', 'B'] = 3", "PATTERNS[('acme', 'B')] = 3"),
+        ("", "registers nothing"),
+        ("PATTERNS.clear()\nPATTERNS['acme', 'A'] = print", "readers out"),
+        ("del PATTERNS['', 'Softmax']\nPATTERNS['acme', 'A'] = print", "1 readers out, e.g. of ('', 'Softmax')"),
+    ],
+)
+def test_one_that_is_refused_leaves_nothing_and_is_refused_again(text: str, got: str) -> None:
+    Path("pkg").mkdir()
+    Path("pkg/__init__.py").touch()
+    Path("pkg/bad.py").write_text(_TAKE + text)
+    before = list(PATTERNS.items())
+    for _ in range(2):
+        with pytest.raises(UsageError) as caught:
+            own_patterns.register(["pkg.bad"])
+        assert got in caught.value.got
+        assert list(PATTERNS.items()) == before
+
+
+def test_one_that_is_mended_is_read_anew_with_its_package() -> None:
+    Path("pkg").mkdir()
+    Path("pkg/__init__.py").write_text(_TAKE + "PATTERNS['acme', 'Outer'] = print")
+    Path("pkg/bad.py").write_text("raise RuntimeError")
+    with pytest.raises(UsageError):
+        own_patterns.register(["pkg.bad"])
+    Path("pkg/bad.py").write_text(_TAKE + "PATTERNS['acme', 'Inner'] = print")
+    own_patterns.register(["pkg.bad"])
+    assert {("acme", "Outer"), ("acme", "Inner")} <= PATTERNS.keys()
+
+
+def test_an_interrupt_leaves_nothing() -> None:
+    Path("slow.py").write_text(_TAKE + "PATTERNS['acme', 'A'] = print\nraise KeyboardInterrupt")
+    before = dict(PATTERNS)
+    with pytest.raises(KeyboardInterrupt):
+        own_patterns.register(["slow"])
+    assert before == PATTERNS
+
+
 def test_several_are_taken_and_one_may_be_known_already() -> None:
     for name in ("one", "two"):
         Path(f"{name}.py").write_text(f"from flash_export.patterns import PATTERNS\nPATTERNS['acme', '{name}'] = print")
