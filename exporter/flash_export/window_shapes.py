@@ -19,8 +19,8 @@ def _window(s: Shapes, node: ir.Node) -> list[Shape | None]:
     """``(length + pads - dilation * (kernel - 1) - 1) / stride + 1`` along each spatial axis, rounded down.
 
     Source: the ONNX operators' own text on ``auto_pad`` and ``ceil_mode``; rounding up is left to the file's shapes.
-    A window longer than the padded input has no place in it. ONNX Runtime's Conv refuses it; its pooling divides towards
-    zero, and makes one element where the formula says 0 for a window that is too long by less than a stride.
+    A window longer than the padded input has no place in it. ONNX Runtime's Conv refuses it; its pooling divides
+    towards zero, and makes one element where the formula says 0 for a window that is too long by less than a stride.
     """
     data, weight = s.shape(node.inputs[0]), s.shape(g.input_of(node, 1)) if node.op_type == "Conv" else None
     if data is None or len(data) < 3 or g.int_attribute(node, "ceil_mode", 0):

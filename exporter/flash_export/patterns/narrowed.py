@@ -37,14 +37,16 @@ def refuse_lost_fills(terms: Iterable[Term], node: ir.Node, region: Region) -> N
         hidden = as_hidden(term, region.evaluator) if isinstance(term, Added) else term
         if hidden is None:
             assert isinstance(term, Added)
-            what = f"what {term.value.name} adds to them, which may hide keys by a number that {to.name} does not hold"
-            raise _lost(what, to, node)
+            raise _lost(
+                f"what {term.value.name} adds to them, if that hides keys by a number beyond {to.name}", to, node
+            )
         if not np.isfinite(hidden.fill):
             continue
+        before = f", added to {lowest:g}" if lowest else ""
         lowest += hidden.fill - (_SCORE if isinstance(term, Added) else 0.0)
         number = cast_number(np.array([lowest]), to)
         if number is None or np.isinf(number).any():
-            raise _lost(f"the {hidden.fill:g} that hides keys", to, node)
+            raise _lost(f"the {hidden.fill:g} that hides keys{before}", to, node)
 
 
 def _largest(dtype: ir.DataType) -> float:
