@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import page_table
 import torch
 import transformers
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
-BEGIN, END = "<!-- check-table:begin -->", "<!-- check-table:end -->"
 REPEATS = 3
 
 MODELS = {
@@ -86,9 +84,7 @@ def main() -> None:
         rows.append(row(name))
         print(rows[-1], flush=True)
     if not arguments.check:
-        text = PAGE.read_text()
-        table = "\n".join([BEGIN, *rows, END])
-        PAGE.write_text(re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: table, text, flags=re.DOTALL))
+        page_table.replace("check-table", rows)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
-import re
 import tempfile
 import time
 import warnings
@@ -23,14 +22,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+import page_table
 import torch
 import transformers
 
 from flash_export.find import find
 from flash_export.rewrite import rewrite
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
-BEGIN, END = "<!-- find-table:begin -->", "<!-- find-table:end -->"
 LAYERS = (12, 24, 48, 96)
 REPEATS = 7
 
@@ -105,9 +103,7 @@ def main() -> None:
         rows.append(f"| {layers} | {nodes:,} | {found:.2f} | {rewritten:.2f} | {each:.1f} | {100 * off:+.0f} % |")
     print("\n".join(rows))
     if not arguments.check:
-        text = PAGE.read_text()
-        table = "\n".join([BEGIN, *rows, END])
-        PAGE.write_text(re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: table, text, flags=re.DOTALL))
+        page_table.replace("find-table", rows)
 
 
 if __name__ == "__main__":

@@ -96,6 +96,14 @@ def numbers(
     return q, k, v
 
 
+def padding(sizes: Mapping[str, int]) -> np.ndarray:
+    """``pad`` [B, 1, 1, T], True where a key is hidden: half of the first entry's, and all of the last one's."""
+    pad = np.zeros((sizes["B"], 1, 1, sizes["T"]), bool)
+    pad[0, ..., : sizes["T"] // 2 + 1] = True
+    pad[-1] = True
+    return pad
+
+
 def both(proto: onnx.ModelProto, fused: onnx.ModelProto, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """The first output of the two models on the same inputs."""
     return run(proto.SerializeToString(), inputs)[0], run(fused.SerializeToString(), inputs)[0]

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from exporter import graphs
-from exporter.graphs import SIZES, attention, both, fuse, numbers, only
+from exporter.graphs import SIZES, attention, both, fuse, numbers, only, padding
 
 from flash_export.evaluate import Evaluator
 from flash_export.find import find
@@ -67,9 +67,7 @@ def test_a_fill_that_a_cast_makes_minus_infinity_hides_for_good(form: str, start
     fused, sites = fuse(proto)
     assert only(sites).status == "fused", only(sites).reason
     for sizes in SIZES:
-        pad = np.zeros((sizes["B"], 1, 1, sizes["T"]), bool)
-        pad[0, ..., : sizes["T"] // 2 + 1] = True
-        pad[-1] = True
+        pad = padding(sizes)
         expected, got = both(proto, fused, [*numbers(sizes), pad])
         assert not expected[-1].any()
         np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)

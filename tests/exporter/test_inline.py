@@ -10,18 +10,17 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest
+from exporter.scaled import run_scaled
 from exporter.torch_exports import run
 
 import flash_export
 from flash_export import pipeline
-from flash_export.errors import NumbersDiffer
 from flash_export.find import find
 from flash_export.inline import functions_with, inline
 from flash_export.op import DOMAIN
 from flash_export.options import Options
 from flash_export.patterns import PATTERNS
 from flash_export.rewrite import rewrite
-from flash_export.sites import Site
 from flash_export.talk import Talk
 
 ATTEND = """
@@ -91,19 +90,9 @@ def test_attention_in_functions_of_functions_is_fused_at_every_call() -> None:
 def test_the_check_proves_each_of_them_alone(fault: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     onnx.save(nested(), tmp_path / "in.onnx")
 
-    def scaled(model: ir.Model, sites: list[Site], *, fallback: bool) -> int:
-        count = rewrite(model, sites, fallback=fallback)
-        last = [n for n in model.graph if n.domain == DOMAIN][-1]
-        last.attributes["scale"] = ir.AttrFloat32("scale", fault * last.attributes["scale"].as_float())
-        return count
-
-    monkeypatch.setattr(pipeline, "rewrite", scaled)
-    options = Options(source=tmp_path / "in.onnx", output=tmp_path / "out.onnx")
-    if fault != 1.0:
-        with pytest.raises(NumbersDiffer):
-            pipeline.run(options, Talk(quiet=True))
+    result = run_scaled(tmp_path, fault, monkeypatch, at=-1)
+    if result is None:
         return
-    result = pipeline.run(options, Talk(quiet=True))
     check = result.report["check"]
     assert isinstance(check, dict)
     alone = {r["name"] for r in check["runs"] if r["kind"] == "site" and r["passed"]}

@@ -10,18 +10,14 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest
+from exporter.scaled import run_scaled
 from exporter.torch_exports import run
 
-from flash_export import pipeline
-from flash_export.errors import NumbersDiffer
 from flash_export.find import find
 from flash_export.inline import functions_with, inline_near
 from flash_export.op import DOMAIN
-from flash_export.options import Options
 from flash_export.patterns import PATTERNS
 from flash_export.rewrite import rewrite
-from flash_export.sites import Site
-from flash_export.talk import Talk
 
 MAIN = """
 <ir_version: 9, opset_import: ["" : 18, "local" : 1]>
@@ -94,19 +90,10 @@ def test_what_lies_in_functions_between_the_products_is_read(case: str) -> None:
 def test_each_is_proven_alone(case: str, fault: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     onnx.save(parsed(*CASES[case]), tmp_path / "in.onnx")
 
-    def scaled(model: ir.Model, sites: list[Site], *, fallback: bool) -> int:
-        count = rewrite(model, sites, fallback=fallback)
-        node = next(n for n in model.graph if n.domain == DOMAIN)
-        node.attributes["scale"] = ir.AttrFloat32("scale", fault * node.attributes["scale"].as_float())
-        return count
-
-    monkeypatch.setattr(pipeline, "rewrite", scaled)
-    options = Options(source=tmp_path / "in.onnx", output=tmp_path / "out.onnx")
-    if fault != 1.0:
-        with pytest.raises(NumbersDiffer):
-            pipeline.run(options, Talk(quiet=True))
+    result = run_scaled(tmp_path, fault, monkeypatch)
+    if result is None:
         return
-    check = pipeline.run(options, Talk(quiet=True)).report["check"]
+    check = result.report["check"]
     assert isinstance(check, dict)
     assert {r["passed"] for r in check["runs"] if r["kind"] == "site"} == {True}
 

@@ -9,7 +9,7 @@ import pytest
 from contract.reference import attention as reference
 from contract.tolerance import unfused, why_rejected
 from exporter import graphs
-from exporter.graphs import SIZES, attention, both, causal, fuse, numbers, only
+from exporter.graphs import SIZES, attention, both, causal, fuse, numbers, only, padding
 
 from flash_export.mask_terms import Literal as Part
 from flash_export.mask_terms import conjuncts
@@ -334,9 +334,7 @@ def test_a_single_number_that_replaces_scores_gives_the_mean_of_v_where_every_ke
     fused, sites = fuse(proto)
     assert only(sites).status == "fused", only(sites).reason
     for sizes in SIZES:
-        pad = np.zeros((sizes["B"], 1, 1, sizes["T"]), bool)
-        pad[0, ..., : sizes["T"] // 2 + 1] = True
-        pad[-1] = True
+        pad = padding(sizes)
         q, k, v = numbers(sizes)
         expected, got = both(proto, fused, [q * 4, k * 4, v, pad])
         np.testing.assert_allclose(got, expected, atol=2e-5, rtol=0)

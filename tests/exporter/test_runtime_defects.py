@@ -56,16 +56,21 @@ def test_a_session_of_our_own_runs_it(
     np.testing.assert_allclose(got.astype(np.float64), right.detach().numpy(), atol=2e-3, rtol=0)
 
 
-def test_a_process_that_ends_by_a_signal_is_a_crash_and_an_error_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def save_in_half(path: Path) -> None:
+    """Writes a model of one node in fp16."""
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Identity", ["x"], ["y"])],
         "g",
         [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT16, [2])],
         [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT16, [2])],
     )
-    onnx.save(onnx.helper.make_model(graph), tmp_path / "m.onnx")
+    onnx.save(onnx.helper.make_model(graph), path)
+
+
+def test_a_process_that_ends_by_a_signal_is_a_crash_and_an_error_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_in_half(tmp_path / "m.onnx")
     assert runtime_defects.disabled_optimizers(tmp_path / "m.onnx") == [runtime_defects.AVOIDED]
     monkeypatch.setattr(runtime_defects, "_LOADS", "raise SystemExit(1)")
     assert runtime_defects.crash_of(tmp_path / "m.onnx") == ""
@@ -78,14 +83,8 @@ def test_a_process_that_ends_by_a_signal_is_a_crash_and_an_error_is_none(
 def test_the_level_that_loads_a_file_is_the_first_with_which_no_process_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("Identity", ["x"], ["y"])],
-        "g",
-        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT16, [2])],
-        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT16, [2])],
-    )
     path = tmp_path / "m.onnx"
-    onnx.save(onnx.helper.make_model(graph), path)
+    save_in_half(path)
     assert runtime_defects.level_that_loads(path, "") == ("ORT_ENABLE_ALL", "")
     crashes = "import os, sys; sys.argv[2:4] in [{}] and os.kill(os.getpid(), 11)"
     monkeypatch.setattr(
