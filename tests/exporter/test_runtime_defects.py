@@ -10,19 +10,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from exporter.torch_models import BatchFirst
 
 import flash_export
 import flash_trt
 from flash_export import runtime_defects
-
-
-class BatchFirst(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = torch.nn.MultiheadAttention(24, 3, batch_first=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.attention(x, x, x, need_weights=False)[0]
 
 
 @pytest.fixture(scope="module")

@@ -101,3 +101,14 @@ def assert_as_good_as_eager(
 def standard_normal(*shape: int, seed: int = 0) -> np.ndarray:
     """float32."""
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+class BatchFirst(torch.nn.Module):
+    """PyTorch's own multi-head attention: in fp16 the graph on which ONNX Runtime 1.32 crashes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(24, 3, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]

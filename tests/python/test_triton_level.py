@@ -34,16 +34,9 @@ onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
 def _batch_first(path: Path) -> Path:
     """A fused file in fp16 that ends with its operator library as it is, in ONNX Runtime 1.32."""
     import torch
+    from exporter.torch_models import BatchFirst
 
     import flash_export
-
-    class BatchFirst(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = torch.nn.MultiheadAttention(24, 3, batch_first=True)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.attention(x, x, x, need_weights=False)[0]
 
     x = torch.zeros(2, 7, 24).half()
     flash_export.export(BatchFirst().eval().half(), {"x": x}, dynamic_shapes={"x": {0: "batch"}}, output=path)
