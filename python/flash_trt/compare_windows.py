@@ -15,6 +15,7 @@ from flash_export.trials import MOST_ELEMENTS
 from flash_trt.onnx_file import OnnxFile
 from flash_trt.shapes import LARGEST_DIM
 from flash_trt.window_numbers import numbers_on_positions
+from flash_trt.window_tables import numbers_in_tables
 
 _PAST = 10
 """How much longer a set of inputs is than the shortest that its window hides a key of: its last rows have keys on both
@@ -49,9 +50,9 @@ def longer_setting(
 ) -> Longer | None:
     """A set of inputs that is longer than all windows that it can be; shorter ones where the model refuses it.
 
-    FUSED may lack a window that REFERENCE has, so the numbers that REFERENCE makes masks by positions with count as
-    well. None where the ``settings`` are long enough, where the ranges of the dims end before, or where a tensor of the
-    unfused model would be too large.
+    FUSED may lack a window that REFERENCE has, so the numbers that REFERENCE makes masks by positions with, and those
+    behind which its ready-made masks change, count as well. None where the ``settings`` are long enough, where the
+    ranges of the dims end before, or where a tensor of the unfused model would be too large.
 
     Args:
         model: REFERENCE.
@@ -66,6 +67,7 @@ def longer_setting(
     needed = [(size + 2, f"{size} in FUSED") for size in own]
     # i - j < 300 hides a key from 301 on, i - j <= 300 one later.
     needed += [(n + 1, f'{n} at REFERENCE\'s node "{node}"') for n, node in numbers_on_positions(model).items()]
+    needed += [(n + 1, f'{n} in REFERENCE\'s table "{table}"') for n, table in numbers_in_tables(model).items()]
     needed = sorted((one for one in needed if reached < one[0] <= LARGEST_DIM), reverse=True)
     if not needed:
         return None

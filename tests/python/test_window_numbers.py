@@ -87,6 +87,35 @@ def test_lost_chunks_differ(tmp_path: Path, flash_trt: Command) -> None:
     assert flash_trt("compare", fused(tmp_path / "lost.onnx"), reference) == EXIT_NUMBERS_DIFFER
 
 
+_CUT = "near = Slice (table, none_2, square, axes)\n"
+
+
+@pytest.mark.parametrize("longest", [400, WINDOW + 1])
+@pytest.mark.parametrize("dtype", [np.bool_, np.float32])
+def test_a_lost_window_differs_where_the_mask_is_a_table(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], dtype: type, longest: int
+) -> None:
+    """Which ends at ``longest``: longer inputs are refused."""
+    distance = np.subtract.outer(np.arange(longest), np.arange(longest))
+    table = np.where(distance < WINDOW, 0, -np.inf) if dtype is np.float32 else distance < WINDOW
+    reference, lines = tmp_path / "u.onnx", _CUT
+    after = _AFTER
+    if dtype is np.float32:
+        after = after.replace("And (past, near)", "Identity (past)")
+        after = after.replace("(masked)", "(windowed)").replace("probs =", "windowed = Add (masked, near)\n probs =")
+    kind = "float" if dtype is np.float32 else "bool"
+    inputs = f"{_QKV}, {kind}[{longest}, {longest}] table"
+    outputs = f"float[batch, {HEADS}, seq, {HEAD_DIM}] output"
+    constants = f"{_CONSTANTS}, int64[2] none_2 = {{0, 0}}, int64[2] axes = {{0, 1}}"
+    proto = graphs.model(_BEFORE + lines + after, inputs=inputs, outputs=outputs, constants=constants)
+    onnx.save(graphs.holding(proto, table=table.astype(dtype)), reference)
+    assert flash_trt("compare", fused(tmp_path / "lost.onnx"), reference) == EXIT_NUMBERS_DIFFER
+    capsys.readouterr()
+    right = fused(tmp_path / "right.onnx", flash_node(window_left=WINDOW - 1))
+    assert flash_trt("compare", right, reference) == EXIT_OK
+    assert "warning" not in capsys.readouterr().err
+
+
 _MOVED = _WAYS["a triangle moved"]
 
 
