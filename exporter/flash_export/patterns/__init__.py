@@ -32,5 +32,5 @@ PATTERNS: dict[tuple[str, str], Callable[[ir.Node, Region], Attention]] = {
 }
 """Domain and operator of an anchor -> its reader: the canonical form, or Refused, or NotAttention."""
 
-WRITTEN_OUT = {("", operator): written_softmax.read for operator in ("Exp", "LogSoftmax", "ReduceLogSumExp")}
+WRITTEN_OUT = {("", operator): written_softmax.read for operator in ("Exp", "LogSoftmax", "Pow", "ReduceLogSumExp")}
 """The same of operators that seldom are an anchor, or NoAnchor. A function with one is not inlined for its sake."""

@@ -59,14 +59,20 @@ def product_above(value: ir.Value) -> bool:
     return False
 
 
-def of_the_scores(refusals: Sequence[tuple[Refused | NotAttention, ir.Value]]) -> Refused | NotAttention | None:
-    """Of what was said of an operator's operands, that of the one that comes from a product.
+def of_the_scores(
+    node: ir.Node, refusals: Sequence[tuple[Refused | NotAttention, ir.Value]]
+) -> Refused | NotAttention | None:
+    """Of what was said of the operands of ``node``, that of the one that comes from a product.
 
-    The scores do; a fill, a bound or a factor beside them does not, and is none of the reasons why they stay.
+    The scores do; a fill, a bound or a factor beside them does not, and is none of the reasons why they stay. None
+    where the scores are an operand of which nothing was said: a divisor, or the condition of a Where.
     """
     refused = [(error, source) for error, source in refusals if isinstance(error, Refused)]
     if len(refused) > 1:
         refused = [(error, source) for error, source in refused if product_above(source)] or refused
+    asked = [source for _, source in refusals]
+    if not refused and any(product_above(v) for v in node.inputs if v is not None and v not in asked):
+        return None
     return next((error for error, _ in refused or refusals), None)
 
 

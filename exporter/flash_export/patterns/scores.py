@@ -119,7 +119,7 @@ def _read_scores(value: ir.Value, region: Region) -> tuple[ir.Node, list[Step]]:
             refusals.append((error, option.source))
             continue
         return product, [*steps, option]
-    raise of_the_scores(refusals) or _unknown(node)
+    raise of_the_scores(node, refusals) or _unknown(node)
 
 
 def _product(node: ir.Node, region: Region) -> tuple[ir.Node, list[Step]]:

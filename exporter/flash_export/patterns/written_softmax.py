@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A softmax that is written out between two products: exponentials over their sum, the Exp of a LogSoftmax, or the Exp
-of scores less the logarithm of that sum.
+"""A softmax that is written out between two products: exponentials of any base over their sum, the Exp of a LogSoftmax,
+or the Exp of scores less the logarithm of that sum.
 
 It is found so that it is not passed over in silence, and refused: whether sum, maximum and quotient belong together is
 told by the Softmax operator alone.
@@ -15,8 +15,11 @@ from flash_export.canonical import Attention, NoAnchor, Refused
 from flash_export.patterns.nearby import product_above, product_below
 from flash_export.region import users
 
+_SUMS = ("ReduceSum", "ReduceLogSum", "ReduceL1")
+
 _FORMS = {
-    "Exp": (("ReduceSum", "ReduceLogSum", "ReduceL1"), "exponentials divided by their sum"),
+    "Exp": (_SUMS, "exponentials divided by their sum"),
+    "Pow": (_SUMS, "powers divided by their sum"),
     "LogSoftmax": (("Exp",), "the Exp of a LogSoftmax"),
     "ReduceLogSumExp": (("Exp",), "the Exp of scores less a ReduceLogSumExp"),
 }
@@ -27,13 +30,13 @@ _STEPS = ("Cast", "Expand", "Identity", "Neg", "Reshape", "Squeeze", "Unsqueeze"
 
 
 def read(anchor: ir.Node, region: object) -> Attention:
-    """Refuses an ``Exp``, ``LogSoftmax`` or ``ReduceLogSumExp`` that makes the probabilities of attention.
+    """Refuses an ``Exp``, ``Pow``, ``LogSoftmax`` or ``ReduceLogSumExp`` that makes the probabilities of attention.
 
     Raises:
         Refused: ``softmax_written_out``.
         NoAnchor: the node makes none.
     """
-    source, readers = anchor.inputs[0], users(anchor.outputs[0])
+    source, readers = anchor.inputs[anchor.op_type == "Pow"], users(anchor.outputs[0])  # a Pow has its scores second
     wanted, how = _FORMS[anchor.op_type]
     if anchor.op_type == "ReduceLogSumExp":
         readers = [node for node in _below(readers) if g.is_op(node, "Exp")]

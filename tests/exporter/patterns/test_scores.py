@@ -220,3 +220,30 @@ def test_the_operator_that_is_named_is_the_scores_own(operator: str, last: str) 
     reason = only(find(ir.from_proto(proto))).reason
     assert reason is not None
     assert (reason.code, reason.text.split()[0]) == (expected, operator)
+
+
+BESIDE = {
+    "the divisor": ("sq = Mul (scaled, scaled)\n more = Add (sq, half)\n masked = Div (half, more)\n", "Div"),
+    "the divisor of a weight": ("more = Add (scaled, half)\n masked = Div (row, more)\n", "Div"),
+    "the condition": ("high = Greater (scaled, zero)\n masked = Where (high, half, zero)\n", "Where"),
+}
+
+
+@pytest.mark.parametrize("where", BESIDE)
+def test_scores_of_which_an_operator_makes_something_else_are_refused(where: str) -> None:
+    lines, operator = BESIDE[where]
+    inputs = graphs.QKV + ", float[B, 4, S, T] row"
+    proto = model(graphs.PRODUCT + lines + graphs.REST, inputs=inputs, constants=CONSTANTS)
+    reason = only(find(ir.from_proto(proto))).reason
+    assert reason is not None
+    assert (reason.code, reason.text.split()[0]) == ("unknown_operator", operator)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ["masked = Div (row, other)\n", "c = Greater (other, zero)\n masked = Where (c, row, hidden)\n"],
+)
+def test_a_divisor_or_condition_that_no_product_makes_is_no_reason(lines: str) -> None:
+    inputs = graphs.QKV + ", float[B, 4, S, T] row, float[B, 4, S, T] other"
+    proto = model(lines + graphs.REST, inputs=inputs, constants=CONSTANTS)
+    assert only(find(ir.from_proto(proto))).status == "not_attention"

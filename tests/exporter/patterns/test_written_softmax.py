@@ -27,13 +27,14 @@ FORMS = {
     " p = Exp (l)\n out = MatMul (p, v)\n",
     "all of it written out": LEVEL + SUM + "z = Log (sum)\n l = Sub (low, z)\n p = Exp (l)\n out = MatMul (p, v)\n",
     "norm": LEVEL + "sum = ReduceL1 <keepdims = 1> (e, m1)\n p = Div (e, sum)\n out = MatMul (p, v)\n",
+    "powers of two": "e = Pow (two, scaled)\n" + SUM + "p = Div (e, sum)\n out = MatMul (p, v)\n",
     "logarithm": "l = LogSoftmax <axis = -1> (scaled)\n p = Exp (l)\n out = MatMul (p, v)\n",
 }
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_softmax_that_is_written_out_is_refused_by_name(name: str) -> None:
-    proto = model(graphs.PRODUCT + FORMS[name], constants=LAST + ", float half = {0.5}")
+    proto = model(graphs.PRODUCT + FORMS[name], constants=LAST + ", float half = {0.5}, float two = {2.0}")
     fused, sites = fuse(proto)
     site = only(sites)
     assert site.status == "refused"
@@ -45,6 +46,10 @@ def test_a_softmax_that_is_written_out_is_refused_by_name(name: str) -> None:
 OTHERS = {
     "a logarithm of a sum beside it": "z = ReduceLogSumExp <keepdims = 1> (q, m1)\n l = Sub (q, z)\n out = Exp (l)\n",
     "an activation": "out = Exp (q)\n",
+    "scores to the power of two, over their sum": graphs.PRODUCT
+    + "e = Pow (scaled, scale)\n"
+    + SUM
+    + "p = Div (e, sum)\n out = MatMul (p, v)\n",
     "a classifier's head": "out = LogSoftmax <axis = -1> (q)\n",
     "exponentials between products": graphs.PRODUCT + "e = Exp (scaled)\n out = MatMul (e, v)\n",
     "a softmax without a product behind": graphs.PRODUCT + LEVEL + SUM + "p = Div (e, sum)\n",
