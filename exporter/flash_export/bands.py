@@ -126,7 +126,7 @@ class _Trials:
         """The mask as ``[Sq, Skv]``; empty where it does not fit, or takes too much memory and need not be tried.
 
         Raises:
-            _Unproven: it takes too much memory, and ``must_fit``.
+            _Unproven: it takes too much memory, and ``must_fit``; or it varies by batch or head.
         """
         rows, columns = self._rows.evaluate(sizes), self._columns.evaluate(sizes)
         if rows < 0 or columns < 1:
@@ -196,16 +196,21 @@ def _sizes(names: list[str], way: tuple[str, ...], size: int) -> dict[str, int]:
 
 
 def _as_matrix(array: np.ndarray, rows: int, columns: int) -> np.ndarray | None:
-    """The array broadcast to ``[Sq, Skv]``; None when it also varies by batch or head, or does not fit."""
-    if array.ndim > 2:
-        flat = array.reshape(math.prod(array.shape[:-2]), *array.shape[-2:])  # -1 would be undefined for no keys
-        if flat.shape[0] == 0 or not (flat == flat[:1]).all():
-            return None
-        array = flat[0]
+    """The array broadcast to ``[Sq, Skv]``; None when it does not fit.
+
+    Raises:
+        _Unproven: it fits, and varies by batch or head. Lengths at which all heads are alike prove nothing then.
+    """
+    if 0 in array.shape[:-2]:
+        return None
+    flat = array.reshape(math.prod(array.shape[:-2]), *array.shape[-2:])  # -1 would be undefined for no keys
     try:
-        return np.broadcast_to(array, (rows, columns))
+        full = np.broadcast_to(flat[0], (rows, columns))
     except ValueError:
         return None
+    if not (flat == flat[:1]).all():
+        raise _Unproven
+    return full
 
 
 def _settings(
