@@ -134,6 +134,44 @@ def test_what_is_added_to_scores_is_known_to_fit_where_they_are_narrowed(lines: 
     assert graphs.code(proto) == (code or "mask_replaces_scores")
 
 
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        ("m = Where (pad, f40, zero)\n wide = Add (scaled, m)\n", "fused"),
+        ("wide = Identity (scaled)\n", "fused"),
+        ("wide = Where (pad, hidden, scaled)\n", "fused"),
+        ("m = Where (pad, f20, zero)\n wide = Add (scaled, m)\n", ""),
+    ],
+)
+def test_what_is_added_to_narrowed_scores_is_known_to_fit_with_what_was_added_before(lines: str, code: str) -> None:
+    """Neither -20,000 before the Cast nor -60,000 behind it is beyond float16, but their sum is."""
+    after = {"fused": "n = Where (pad, few, small)\n", "": "n = Where (pad, most, small)\n"}[code]
+    half = "half = Cast <to = 10> (wide)\n few = Cast <to = 10> (one)\n most = Cast <to = 10> (f60)\n"
+    body = graphs.LENGTHS + graphs.PRODUCT + lines + half + "small = Cast <to = 10> (zero)\n" + after
+    proto = graphs.model(
+        body + "cast = Add (half, n)\n" + NARROWED,
+        inputs=PAD_INPUTS,
+        constants=CONSTANTS + ", float one = {-1.0}, float f40 = {-40000.0}, float f20 = {-20000.0}, "
+        "float f60 = {-60000.0}",
+    )
+    assert graphs.code(proto) == (code or "mask_replaces_scores")
+
+
+@pytest.mark.parametrize(("factor", "code"), [("two", "mask_replaces_scores"), ("scale", "fused")])
+def test_narrowed_scores_are_multiplied_by_what_leaves_them_in_their_type(factor: str, code: str) -> None:
+    lines = "m = Where (pad, f40, zero)\n wide = Add (scaled, m)\n half = Cast <to = 10> (wide)\n"
+    proto = graphs.model(
+        graphs.LENGTHS
+        + graphs.PRODUCT
+        + lines
+        + f"by = Cast <to = 10> ({factor})\n cast = Mul (half, by)\n"
+        + NARROWED,
+        inputs=PAD_INPUTS,
+        constants=CONSTANTS + ", float two = {2.0}, float f40 = {-40000.0}",
+    )
+    assert graphs.code(proto) == code
+
+
 @pytest.mark.parametrize("wider", [FLOAT, BFLOAT])
 def test_scores_of_float16_that_are_cast_to_more_keep_every_mask(wider: int) -> None:
     """As half precision is usually exported: masked in float16, the softmax in float32."""

@@ -23,27 +23,37 @@ _SCORE = 128.0
 """What an ordinary score takes off a fill that it is added to."""
 
 
-def refuse_lost_fills(terms: Iterable[Term], node: ir.Node, region: Region) -> None:
-    """Refuses a Cast of the scores to a smaller range where it may make minus infinity of what ``terms`` add or fill.
+def narrowing(node: ir.Node, region: Region) -> ir.DataType | None:
+    """The type that a Cast of the scores makes of them, where that may not hold what they hold; None for any other."""
+    to, own = ir.DataType(g.int_attribute(node, "to", 0)), region.shapes.dtype(node.inputs[0])
+    return None if own is not None and _largest(own) <= _largest(to) else to
+
+
+def refuse_lost_fills(terms: Iterable[Term], to: ir.DataType, node: ir.Node, region: Region, *, cast: bool) -> None:
+    """Refuses scores of the smaller range ``to`` where that may make minus infinity of what ``terms`` add or fill.
+
+    Args:
+        to: what ``narrowing`` says of a Cast.
+        node: that Cast, or with ``cast`` false one behind it, where more is added or all of it multiplied. What is not
+            known to be a mask is of the type already there.
 
     Raises:
         Refused: ``mask_replaces_scores``.
     """
-    to, own = ir.DataType(g.int_attribute(node, "to", 0)), region.shapes.dtype(node.inputs[0])
-    if own is not None and _largest(own) <= _largest(to):
-        return
     lowest = 0.0
     for term in terms:
         hidden = as_hidden(term, region.evaluator) if isinstance(term, Added) else term
         if hidden is None:
             assert isinstance(term, Added)
+            if not cast:
+                continue
             raise _lost(
                 f"what {term.value.name} adds to them, if that hides keys by a number beyond {to.name}", to, node
             )
         if not np.isfinite(hidden.fill):
             continue
         before = f", added to {lowest:g}" if lowest else ""
-        lowest += hidden.fill - (_SCORE if isinstance(term, Added) else 0.0)
+        lowest += hidden.fill - (_SCORE if isinstance(term, Added) and cast else 0.0)
         number = cast_number(np.array([lowest]), to)
         if number is None or np.isinf(number).any():
             raise _lost(f"the {hidden.fill:g} that hides keys{before}", to, node)
@@ -56,8 +66,8 @@ def _largest(dtype: ir.DataType) -> float:
 def _lost(what: str, to: ir.DataType, node: ir.Node) -> Refused:
     return Refused(
         "mask_replaces_scores",
-        f"a Cast of the masked scores to {to.name} makes minus infinity of {what}",
+        f"masked scores that a Cast made {to.name} hold minus infinity instead of {what}",
         node,
-        "mask the scores behind the Cast, or by a boolean and minus infinity, or leave them in their type up to the "
-        "softmax",
+        "mask the scores once, behind the Cast, or by a boolean and minus infinity, or leave them in their type up to "
+        "the softmax",
     )

@@ -20,13 +20,12 @@ from flash_export.dims import ONE
 from flash_export.enlarging import refuse_enlarging
 from flash_export.layout import Axes, Axis, is_float_cast, read_scalar_factor, step, trains
 from flash_export.mask_terms import FORGETS, uniform
-from flash_export.patterns.branches import crossing, has_branches
 from flash_export.patterns.layout_texts import RENAME_LENGTHS, rearranged
 from flash_export.patterns.lifted import BELOW_ALL, lifted
-from flash_export.patterns.narrowed import refuse_lost_fills
-from flash_export.patterns.nearby import of_the_scores, summed_product, written_out
-from flash_export.patterns.quantized import QUANTIZE_AFTERWARDS, in_scores
+from flash_export.patterns.narrowed import narrowing, refuse_lost_fills
+from flash_export.patterns.nearby import of_the_scores
 from flash_export.patterns.row_factors import row_factor
+from flash_export.patterns.unread import unread
 from flash_export.region import Region, is_product
 
 
@@ -54,6 +53,19 @@ class Expression:
     """Axes that a node took for those of the keys; the softmax must run over them."""
     shifted: ir.Node | None = None
     """Subtracts each row's own maximum: no softmax sees it, but a column beside the scores and a soft cap do."""
+    narrow: ir.DataType | None = None
+    """The type of a smaller range that the scores were cast to, and have."""
+
+    def apply(self, one: Step, region: Region) -> None:
+        """Goes past one node on the way.
+
+        Raises:
+            Refused: what it does is no part of attention here.
+        """
+        if one.effect is not None:
+            one.effect(self)
+        if self.narrow is not None:
+            refuse_lost_fills(self.terms, self.narrow, one.node, region, cast=False)
 
     def multiply(self, factor: float) -> None:
         """Everything read so far is multiplied by ``factor``."""
@@ -110,7 +122,7 @@ def _read_scores(value: ir.Value, region: Region) -> tuple[ir.Node, list[Step]]:
         return _product(node, region)
     reader = _READERS.get(node.op_type) if g.is_op(node, node.op_type) else None
     if reader is None:
-        raise _unknown(node)
+        raise unread(node)
     refusals: list[tuple[Refused | NotAttention, ir.Value]] = []
     for option in reader(node, region):
         try:
@@ -119,7 +131,7 @@ def _read_scores(value: ir.Value, region: Region) -> tuple[ir.Node, list[Step]]:
             refusals.append((error, option.source))
             continue
         return product, [*steps, option]
-    raise of_the_scores(node, refusals) or _unknown(node)
+    raise of_the_scores(node, refusals) or unread(node)
 
 
 def _product(node: ir.Node, region: Region) -> tuple[ir.Node, list[Step]]:
@@ -151,29 +163,6 @@ def _is_layer_weight(value: ir.Value, node: ir.Node, region: Region) -> bool:
     return value is node.inputs[1] and (shape is None or len(shape) <= 2)
 
 
-def _unknown(node: ir.Node) -> Refused:
-    if g.is_op(node, "Concat"):
-        return Refused(
-            "sink",
-            "something else than one column is concatenated to the scores before the softmax",
-            node,
-            "a sink is one column behind the last key; this attention stays in standard operators",
-        )
-    if summed_product(node):
-        return written_out(node)
-    if has_branches(node):
-        return crossing("the scores are made", node)
-    quantized = in_scores(node)
-    if quantized is not None:
-        return Refused("quantized", f"{quantized.op_type} lies in the scores", quantized, QUANTIZE_AFTERWARDS)
-    return Refused(
-        "unknown_operator",
-        f"{node.op_type} lies between the product of Q and K and the softmax and is no scale, mask, bias or layout",
-        node,
-        "leave it, or report the model: each term of the scores has a reader of its own",
-    )
-
-
 def _layout(node: ir.Node, region: Region) -> list[Step]:
     source = node.inputs[0]
     if source is None or trains(node) or (node.op_type == "Cast" and not is_float_cast(node, region.shapes)):
@@ -191,7 +180,9 @@ def _layout(node: ir.Node, region: Region) -> list[Step]:
                 RENAME_LENGTHS,
             )
         if node.op_type == "Cast":
-            refuse_lost_fills(e.terms, node, region)
+            e.narrow = narrowing(node, region)
+            if e.narrow is not None:
+                refuse_lost_fills(e.terms, e.narrow, node, region, cast=True)
         e.axes = axes
 
     return [Step(node, source, effect)]

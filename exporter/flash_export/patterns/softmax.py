@@ -118,8 +118,7 @@ def _assemble(
     if inside is not None:
         expression.terms.append(Added(*inside, expression.axes, first))
     for one in up:
-        if one.effect is not None:
-            one.effect(expression)
+        expression.apply(one, region)
     if expression.inside_tanh:
         # A bare tanh is a cap of 1.
         expression.multiply(1.0)
