@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The refusal ``dtype``: which of Q, K, V and the output has which type, and the node that made one wider."""
+"""The refusal ``dtype``: who has which type (Q, K, V, the output, a factor), and the node that made one wider."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence, Set
 import onnx_ir as ir
 
 from flash_export import graph as g
-from flash_export.canonical import Attention, Refused
+from flash_export.canonical import Attention, Refused, Side
 from flash_export.shapes import Shapes
 
 _NAMES = {ir.DataType.FLOAT: "fp32", ir.DataType.FLOAT16: "fp16", ir.DataType.BFLOAT16: "bf16"}
@@ -40,6 +40,21 @@ def no_common_type(attention: Attention, shapes: Shapes) -> Refused:
         "sin to x.dtype before it"
     )
     return Refused("dtype", text, made or attention.anchor, action)
+
+
+def unlike_factor(query: ir.Value, side: Side, shapes: Shapes) -> Refused:
+    """The refusal of a factor of the scores' rows that has another type than Q.
+
+    In Q's type the factor, and its product with Q, would be rounded as the graph rounds neither.
+    """
+    own, other = (_spelled(shapes.dtype(value)) for value in (query, side.value))
+    return Refused(
+        "dtype",
+        f"Q is {own}, and the factor \"{side.value.name}\" of the scores' rows {other}; only one of Q's own type can"
+        " become a factor of Q",
+        side.node,
+        f"multiply q by the factor, cast to {own}, before the product of Q and K",
+    )
 
 
 def _told(found: Mapping[str, _Types]) -> str:

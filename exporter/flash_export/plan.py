@@ -20,7 +20,7 @@ from flash_export.dtype_refusal import no_common_type
 from flash_export.feeds import BiasFeed, Feed, Heads, bias_of, bias_shape_of, lengths_of, sinks_of
 from flash_export.layout import Axes, Axis, Chain, leaves, size_of
 from flash_export.masks import MaskPlan, plan_masks
-from flash_export.odd_numbers import refuse_odd_numbers, refuse_zero
+from flash_export.odd_numbers import refuse_odd_numbers, refuse_odd_scale
 from flash_export.op import (
     FLASH_ATTENTION,
     FLASH_ATTENTION_EX,
@@ -310,7 +310,7 @@ def _attributes(
 ) -> Attributes:
     band = masks.band
     causal = band is not None and band.right == 0
-    refuse_zero(attention.scale * factor, attention)
+    refuse_odd_scale(attention.scale * factor, attention)
     q_heads, kv_heads = size_of(heads.heads).static, size_of(heads.kv_heads).static
     assert q_heads is not None
     assert kv_heads is not None

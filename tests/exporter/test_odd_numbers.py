@@ -67,6 +67,28 @@ def test_what_is_subtracted_counts_with_its_sign() -> None:
     assert site_of(TAKEN, "odd", np.inf).status == "fused"
 
 
+@pytest.mark.parametrize("to", [10, 16])
+@pytest.mark.parametrize(("number", "what"), [(np.nan, "NaN"), (np.inf, "+infinity"), (3e38, "+infinity")])
+def test_a_cast_to_a_type_that_does_not_hold_a_number_makes_it_infinite(number: float, what: str, to: int) -> None:
+    body = graphs.PRODUCT + f"less = Cast <to = {to}> (odd)\n same = Cast <to = 1> (less)\n"
+    body += "masked = Add (scaled, same)\n" + graphs.REST
+    number = number if to == 10 or number != 3e38 else 3.4e38
+    site = site_of(body, "odd", number)
+    assert site.reason is not None
+    assert site.reason.code == "not_finite"
+    assert what in site.reason.text
+    assert site_of(body, "odd", 100.0).status == "fused"
+
+
+@pytest.mark.parametrize(("number", "what"), [(np.nan, "NaN"), (np.inf, "+infinity"), (-np.inf, "-infinity")])
+@pytest.mark.parametrize("body", [MULTIPLIED, KEYS], ids=["scale", "keys"])
+def test_a_scale_that_is_no_number_is_named(body: str, number: float, what: str) -> None:
+    site = site_of(body, "factor", number)
+    assert site.reason is not None
+    assert site.reason.code == "not_finite"
+    assert f"multiplied by {what}" in site.reason.text
+
+
 @pytest.mark.parametrize("number", [-np.inf, 1e30, -3.0])
 @pytest.mark.parametrize("body", [ADDED, SINK], ids=["bias", "sink"])
 def test_other_numbers_are_fused(body: str, number: float) -> None:

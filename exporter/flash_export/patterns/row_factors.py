@@ -11,8 +11,10 @@ import onnx_ir as ir
 from flash_export.canonical import Refused, Side
 from flash_export.contrib_product import keeps_rows
 from flash_export.dims import ONE, Dim
+from flash_export.dtype_refusal import unlike_factor
 from flash_export.enlarging import why_enlarged
 from flash_export.layout import Axes, Chain, leaves, size_of
+from flash_export.odd_numbers import refuse_odd_factor
 from flash_export.region import Product, Region
 
 if TYPE_CHECKING:
@@ -54,7 +56,8 @@ def with_row_factors(
     """Q times the factors of its rows, written down as a draft; Q itself where there are none.
 
     Raises:
-        Refused: ``scale_not_scalar`` for a factor that does not stand beside Q's own axes.
+        Refused: ``scale_not_scalar`` for a factor that does not stand beside Q's own axes; ``dtype`` for one of another
+            type than Q's; ``not_finite``, ``scale_zero`` or ``attribute_range`` for its numbers.
     """
     for side in expression.row_factors:
         aligned = first.op_type != "Einsum" and keeps_rows(first)
@@ -65,6 +68,9 @@ def with_row_factors(
                 side.node,
                 "multiply Q by the tensor before the product, or leave this attention in standard operators",
             )
+        refuse_odd_factor(side)
+        if region.shapes.dtype(query.values[-1]) != region.shapes.dtype(side.value):
+            raise unlike_factor(query.values[-1], side, region.shapes)
         value = region.drafts.op("Mul", query.values[-1], side.value)
         query = Chain([value], [], [_spread(query.last, scores.axes, region.shapes.shape(side.value))], [], [])
     return query

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
-from exporter.graphs import PRODUCT, REST, both, fuse, model, only
+from exporter.graphs import CONSTANTS, PRODUCT, REST, both, code, fuse, holding, model, only
 
 from flash_export.find import find
 
@@ -59,3 +60,86 @@ def test_a_factor_may_be_longer_than_q_where_k_is(factor: str, query: str, sizes
     given = [RANDOM.standard_normal(shape).astype(np.float32) for shape in shapes]
     expected, got = both(proto, fused, given)
     np.testing.assert_allclose(got, expected, atol=1e-5, rtol=0)
+
+
+WIDENED = (
+    "kt = Transpose <perm = [0, 1, 3, 2]> (k)\n scores = MatMul (q, kt)\n wide = Cast <to = {wide}> (scores)\n"
+    "scaled = Mul (wide, {factor})\n p = Softmax <axis = -1> (scaled)\n probs = Cast <to = {half}> (p)\n"
+    "out = MatMul (probs, v)\n"
+)
+HALVES = ("float16", 10, "fp16"), ("bfloat16", 16, "bf16")
+
+
+def widened(
+    kind: str, half: int, factor: str = "f", wide: int = 1, *, of: str = "float", query: str = "q = Identity (q0)\n"
+) -> onnx.ModelProto:
+    """Scores of Q and K in ``kind`` that are cast to ``wide`` and multiplied by ``factor``; f has one for each head."""
+    inputs = f"{kind}[B, 3, S, 8] q0, {kind}[B, 3, T, 8] k, {kind}[B, 3, T, 8] v, {of}[3, 1, 1] f"
+    body = query + WIDENED.format(half=half, factor=factor, wide=wide)
+    proto = model(body, inputs=inputs, outputs=f"{kind}[B, 3, S, 8] out", constants=CONSTANTS)
+    for node in proto.graph.node:
+        node.name = f"n_{node.output[0]}"
+    return proto
+
+
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize(("kind", "half", "short"), HALVES)
+def test_a_factor_of_another_type_than_q_is_refused_by_both_types(
+    kind: str, half: int, short: str, constant: bool
+) -> None:
+    proto = widened(kind, half)
+    if constant:
+        proto = holding(proto, f=np.array([0.2, 0.5, 1.0], np.float32).reshape(3, 1, 1))
+    site = only(fuse(proto)[1])
+    assert site.reason is not None
+    assert site.reason.code == "dtype"
+    assert site.reason.text.startswith(f'Q is {short}, and the factor "f" of the scores\' rows fp32; ')
+    assert site.reason.node == "n_scaled"
+    assert f"multiply q by the factor, cast to {short}, before the product" in site.reason.action
+
+
+@pytest.mark.parametrize(("kind", "half"), [half[:2] for half in HALVES])
+def test_a_factor_of_the_type_of_q_is_fused(kind: str, half: int) -> None:
+    """The way out that the refusal names; and a scalar of float32 is the scale."""
+    before = widened(kind, half, factor="scale", query=f"less = Cast <to = {half}> (f)\n q = Mul (q0, less)\n")
+    assert only(fuse(before)[1]).status == "fused"
+    assert only(fuse(widened(kind, half, wide=half, of=kind))[1]).status == "fused"
+
+
+NUMBERS = {
+    "NaN": (np.nan, "float", "not_finite", 'the factor "f" of the scores\' rows holds NaN'),
+    "infinity": (np.inf, "float", "not_finite", "holds +infinity"),
+    "minus infinity": (-np.inf, "float", "not_finite", "holds -infinity"),
+    "too large": (-3e38, "float", "attribute_range", "comes to 3e+38, and Q times that may leave what float32 holds"),
+    "too large for fp16": (5e3, "float16", "attribute_range", "comes to 5000, and Q times that may leave what float16"),
+    "infinity in fp16": (np.inf, "float16", "not_finite", "holds +infinity"),
+}
+
+
+@pytest.mark.parametrize(("number", "kind", "reason", "text"), NUMBERS.values(), ids=NUMBERS)
+@pytest.mark.parametrize("shape", [(3, 1, 1), (1, 3, 1, 1)])
+def test_numbers_of_one_head_that_leave_nothing_to_attend_to_are_named(
+    number: float, kind: str, reason: str, text: str, shape: tuple[int, ...]
+) -> None:
+    factor = np.array([number, 0.2, 0.9], "float32" if kind == "float" else kind).reshape(shape)
+    site = only(fuse(multiplied(factor, kind))[1])
+    assert site.reason is not None
+    assert site.reason.code == reason
+    assert text in site.reason.text
+
+
+def test_other_numbers_of_a_head_are_fused_and_0_for_all_is_named() -> None:
+    def of(first: float, *others: float) -> str:
+        return code(multiplied(np.array([first, *others], np.float32).reshape(3, 1, 1), "float"))
+
+    assert [of(first, 0.2, 0.9) for first in (0.0, -2.0, 1e20)] == ["fused"] * 3
+    assert of(0.0, 0.0, 0.0) == "scale_zero"
+
+
+def multiplied(factor: np.ndarray, kind: str) -> onnx.ModelProto:
+    """Attention of three heads whose scores are multiplied by the constant ``factor``."""
+    dims = ", ".join(map(str, factor.shape))
+    inputs = ", ".join(f"{kind}[B, 3, {n}, 8] {name}" for name, n in (("q", "S"), ("k", "T"), ("v", "T")))
+    body = "kt = Transpose <perm = [0, 1, 3, 2]> (k)\n scores = MatMul (q, kt)\n masked = Mul (scores, f)\n" + REST
+    proto = model(body, inputs=f"{inputs}, {kind}[{dims}] f", outputs=f"{kind}[B, 3, S, 8] out")
+    return holding(proto, f=factor)
