@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guards of the probabilities: ``Where(IsNaN(p), 0, p)``, as ``masked_fill`` of it and ``nan_to_num`` are exported.
 
-A keyless row gives 0, which is what FlashAttention gives anyway. ``nan_to_num`` replaces infinities too, which
-probabilities never are; its conditions read the probabilities themselves or what the step before has made of them.
+``Where(Not(IsNaN(p)), p, 0)`` is the same. A keyless row gives 0, which is what FlashAttention gives anyway.
+``nan_to_num`` replaces infinities too, which probabilities never are; its conditions read the probabilities themselves
+or what the step before has made of them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from flash_export import graph as g
+from flash_export.canonical import Refused
 from flash_export.enlarging import refuse_longer
 from flash_export.layout import FLOATS
 from flash_export.mask_terms import uniform
@@ -39,36 +41,67 @@ def guards_below(value: ir.Value, region: Region) -> list[ir.Node]:
         if len(found) != 1:
             break
         chain += found
-        if all(_read_by(v, chain) for v in held):
+        if all(_read_by(v, chain, held) for v in held):
             whole = len(chain)
         held.append(found[0].outputs[0])
     return chain[:whole]
 
 
+def other_number(value: ir.Value, region: Region) -> Refused | None:
+    """The refusal of a Where that is a guard of ``value`` but for its number; None where there is none."""
+    for node in users(value):
+        found = _replaced(node, value)
+        if found is None or not _asks_for_nan(found[0], [value], found[2]) or not _read_by(value, [node], [value]):
+            continue
+        fill = uniform(found[1], region.evaluator)
+        if fill != 0.0:
+            return Refused(
+                "probabilities_changed",
+                f"Where puts {'what is not one known number' if fill is None else f'{fill:g}'} in the place of"
+                " probabilities that are NaN, those of a row without a visible key; FlashAttention gives 0 there",
+                node,
+                "put 0 there, or leave this attention in standard operators",
+            )
+    return None
+
+
+def _replaced(node: ir.Node, kept: ir.Value) -> tuple[ir.Value, ir.Value, bool] | None:
+    """Condition and number of a Where that is ``kept`` elsewhere, and whether the number stands where it is true."""
+    if not g.is_op(node, "Where") or node.inputs[0] is kept:
+        return None
+    condition = _plain(node.inputs[0])
+    for at in (2, 1):
+        number = node.inputs[3 - at]
+        if node.inputs[at] is kept and condition is not None and number is not None and number is not kept:
+            return condition, number, at == 2
+    return None
+
+
 def _guards(node: ir.Node, held: list[ir.Value], region: Region) -> bool:
-    """Whether ``node`` is ``Where(condition, number, last of held)`` and changes no probability but NaN to 0."""
-    if not g.is_op(node, "Where") or node.inputs[2] is not held[-1] or held[-1] in node.inputs[:2]:
+    """Whether ``node`` is a Where that is the last of ``held`` and changes no probability but NaN to 0."""
+    found = _replaced(node, held[-1])
+    fill = None if found is None else uniform(found[1], region.evaluator)
+    if found is None or fill is None:
         return False
-    condition, number = _plain(node.inputs[0]), node.inputs[1]
-    fill = None if number is None else uniform(number, region.evaluator)
-    if number is None or fill is None or condition is None:
-        return False
-    guards = (fill == 0.0 and _asks_for_nan(condition, held)) or _is_never(condition, held)
+    condition, number, where_true = found
+    zeroes = fill == 0.0 and _asks_for_nan(condition, held, where_true)
+    guards = zeroes or (where_true and _is_never(condition, held))
     if guards:
         refuse_longer(number, held[-1], node, region.shapes)
     return guards
 
 
-def _asks_for_nan(condition: ir.Value, held: list[ir.Value]) -> bool:
-    """Whether a condition is ``IsNaN(p)``, or ``p != p``, which nothing else fulfils."""
+def _asks_for_nan(condition: ir.Value, held: list[ir.Value], truth: bool) -> bool:
+    """Whether a condition is ``truth`` where ``p`` is NaN, as by ``IsNaN(p)`` or ``p != p``, and only there."""
     node = condition.producer()
-    if g.is_op(node, "Not"):
-        node = node.inputs[0].producer() if node is not None and node.inputs[0] is not None else None
-        if not g.is_op(node, "Equal") or node is None or node.inputs[0] is not node.inputs[1]:
-            return False
-    elif not g.is_op(node, "IsNaN"):
+    for _ in range(_DEEP):
+        if node is None or not g.is_op(node, "Not"):
+            break
+        above = _plain(node.inputs[0])
+        node, truth = (None if above is None else above.producer()), not truth
+    if node is None or not g.is_op(node, "IsNaN" if truth else "Equal"):
         return False
-    return node is not None and _is_one(node.inputs[0], held)
+    return (truth or node.inputs[0] is node.inputs[1]) and _is_one(node.inputs[0], held)
 
 
 def _is_never(condition: ir.Value | None, held: list[ir.Value]) -> bool:
@@ -109,12 +142,12 @@ def _is_one(value: ir.Value | None, held: list[ir.Value]) -> bool:
     return value in held
 
 
-def _read_by(value: ir.Value, chain: list[ir.Node]) -> bool:
-    """Whether nobody reads ``value`` but the Wheres of ``chain``, as what they guard or for their conditions."""
+def _read_by(value: ir.Value, chain: list[ir.Node], kept: list[ir.Value]) -> bool:
+    """Whether nobody reads ``value`` but the Wheres of ``chain``, as what they guard (``kept``) or for conditions."""
     if value.is_graph_output():
         return False
     todo = [(node, 0) for node in users(value) if node not in chain]
-    if any(node.inputs[1] is value or node.inputs[0] is value for node in chain):
+    if any(v is value for node, own in zip(chain, kept, strict=False) for v in node.inputs if v is not own):
         return False
     while todo:
         node, depth = todo.pop()

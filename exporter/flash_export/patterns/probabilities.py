@@ -12,7 +12,7 @@ from flash_export.dims import ONE
 from flash_export.layout import Axes, is_float_cast, step, trains
 from flash_export.patterns import zeroed
 from flash_export.patterns.branches import crossing, has_branches
-from flash_export.patterns.guards import guards_below
+from flash_export.patterns.guards import guards_below, other_number
 from flash_export.patterns.layout_texts import RENAME_LENGTHS, rearranged
 from flash_export.patterns.nearby import product_below, summed_product, written_out
 from flash_export.patterns.quantized import QUANTIZE_AFTERWARDS, is_quantization, quantized_factors
@@ -77,6 +77,9 @@ def _shared(value: ir.Value, readers: list[ir.Node], region: Region) -> Exceptio
         return crossing("the softmax lies", region.owners[0])
     if not any(product_below(node) for node in readers):
         return NotAttention("the softmax's output enters no product")
+    other = other_number(value, region)
+    if other is not None:
+        return other
     if _normalized(value) is not None:
         return _renormalized(value.producer(), "the probabilities are")
     others = ", ".join(n.op_type for n in readers if not is_product(n))

@@ -55,6 +55,9 @@ GUARDS = {
         "nan = IsNaN (p)\n long = Shape (p)\n zeros = Expand (zero, long)\n a = Where (nan, zeros, p)\n",
         "a",
     ),
+    "kept where it is no NaN": ("nan = IsNaN (p)\n some = Not (nan)\n a = Where (some, p, zero)\n", "a"),
+    "kept where it equals itself": ("same = Equal (p, p)\n a = Where (same, p, none)\n", "a"),
+    "kept, then nan_to_num": ("nan = IsNaN (p)\n some = Not (nan)\n a = Where (some, p, none)\n" + LATER, "c"),
     "behind an identity": (f"p0 = Identity (p)\n{NAN.replace('(p)', '(p0)').replace(', p)', ', p0)')}", "a"),
 }
 
@@ -77,6 +80,10 @@ OTHERS = {
         NAN + "inf = IsInf (a)\n up = Greater (a, zero)\n any = Or (inf, up)\n c = Where (any, one, a)\n",
         "c",
     ),
+    "kept where it is NaN": ("nan = IsNaN (p)\n a = Where (nan, p, zero)\n", "a"),
+    "kept where it is 1": ("some = Equal (p, one)\n a = Where (some, p, zero)\n", "a"),
+    "kept where it differs from itself": ("same = Equal (p, p)\n nan = Not (same)\n a = Where (nan, p, zero)\n", "a"),
+    "probabilities in the place of an infinity": (NAN + "inf = IsInf (a)\n c = Where (inf, p, a)\n", "c"),
     "probabilities in the place of NaN": ("nan = IsNaN (p)\n a = Where (nan, p, zero)\n", "a"),
 }
 
@@ -93,3 +100,30 @@ def test_a_condition_that_somebody_else_reads_needs_the_probabilities(tmp_path: 
     site = export(tmp_path, NAN, "a", outputs=graphs.OUT + ", bool[B, 4, S, T] nan")
     assert site.reason is not None
     assert site.reason.code == "probabilities_used"
+
+
+ONE = "nan = IsNaN (p)\n a = Where (nan, one, p)\n"
+OTHER_NUMBERS = {
+    "1": (ONE, "a", "1"),
+    "1 where it differs from itself": ("same = Equal (p, p)\n nan = Not (same)\n a = Where (nan, one, p)\n", "a", "1"),
+    "1 where it is no number": ("nan = IsNaN (p)\n some = Not (nan)\n a = Where (some, p, one)\n", "a", "1"),
+    "as nan_to_num writes it": (ONE + LATER, "c", "1"),
+    "a tensor": ("nan = IsNaN (p)\n a = Where (nan, given, p)\n", "a", "what is not one known number"),
+}
+
+
+@pytest.mark.parametrize(("body", "last", "number"), OTHER_NUMBERS.values(), ids=OTHER_NUMBERS)
+def test_another_number_than_0_in_the_place_of_nan_is_named(body: str, last: str, number: str) -> None:
+    text = MASKED + body + f"out = MatMul ({last}, v)\n"
+    proto = graphs.model(text, inputs=INPUTS + ", float[1, 1, 1, T] given", constants=CONSTANTS)
+    reason = graphs.only(graphs.fuse(proto)[1]).reason
+    assert reason is not None
+    assert reason.code == "probabilities_changed"
+    assert reason.text.startswith(f"Where puts {number} in the place of probabilities that are NaN")
+    assert "put 0 there" in reason.action
+
+
+def test_probabilities_that_somebody_else_reads_are_told_to_be_read_whatever_the_guard_gives() -> None:
+    text = MASKED + ONE + "out = MatMul (a, v)\n again = MatMul (p, v)\n"
+    proto = graphs.model(text, inputs=INPUTS, constants=CONSTANTS, outputs=graphs.OUT + ", float[B, 4, S, 8] again")
+    assert graphs.code(proto) == "probabilities_used"
