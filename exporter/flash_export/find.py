@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import onnx_ir as ir
 
 from flash_export import graph as g
-from flash_export.canonical import Attention, NoAnchor, NotAttention, Refused, name_of
+from flash_export.canonical import NoAnchor, NotAttention, Refused, name_of
 from flash_export.drafts import Drafts
 from flash_export.evaluate import Evaluator
 from flash_export.feeds import named
 from flash_export.foreign_body import foreign_bodies
 from flash_export.inline import CannotInline, inline, inline_near
 from flash_export.op import DOMAIN, FLOAT_ATTRIBUTES, INT_ATTRIBUTES, OPERATORS, Attributes
+from flash_export.own_reader import Reader, read_and_plan
 from flash_export.patterns import PATTERNS, WRITTEN_OUT
 from flash_export.patterns.branches import place
-from flash_export.plan import make_plan
 from flash_export.region import Region
 from flash_export.settle import Candidate, refuse, settle
 from flash_export.shapes import Shapes
@@ -155,8 +155,7 @@ def _visit(node: ir.Node, region: Region) -> Site | Candidate | None:
     site = Site(name=name_of(node), status="not_attention", origin=node.meta.get(_ORIGIN))
     mark = region.drafts.mark()
     try:
-        attention = reader(node, region)
-        return Candidate(site, attention, make_plan(attention, region))
+        return Candidate(site, *read_and_plan(reader, node, region))
     except NoAnchor:
         return None
     except NotAttention:
@@ -173,7 +172,7 @@ def _visit(node: ir.Node, region: Region) -> Site | Candidate | None:
         return site
 
 
-def _reader(node: ir.Node) -> Callable[[ir.Node, Region], Attention] | None:
+def _reader(node: ir.Node) -> Reader | None:
     """Who reads the attention around ``node``; None where it is no anchor."""
     operator = ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
     return PATTERNS.get(operator) or WRITTEN_OUT.get(operator)

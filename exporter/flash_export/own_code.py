@@ -38,8 +38,16 @@ def forget(name: str, kept: Collection[str]) -> None:
 
 def raised(error: BaseException) -> str:
     """The exception, and the user's line that it comes from."""
-    ours = str(Path(__file__).parent)
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "importlib" not in f.filename and not f.filename.startswith(ours)]
+    own = [f for f in traceback.extract_tb(error.__traceback__) if _is_own(f)]
     at = f", raised at {own[-1].filename}:{own[-1].lineno}" if own else ""
     return f"{type(error).__name__}: {str(error)[:300]}{at}"
+
+
+def recurs_in_own(error: BaseException) -> bool:
+    """Whether the calls that led to it are no functions of ours for the greater part."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return 2 * sum(map(_is_own, frames)) > len(frames)
+
+
+def _is_own(frame: traceback.FrameSummary) -> bool:
+    return "importlib" not in frame.filename and Path(__file__).parent not in Path(frame.filename).parents
