@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import subprocess
 import sys
@@ -94,6 +95,16 @@ def test_what_is_no_pattern_is_usage_with_five_parts(name: str, text: str | None
     assert before == PATTERNS
 
 
+@pytest.mark.parametrize("name", ["os", "json", "builtins", "onnx_ir", "flash_export.patterns", "flash_export.cli"])
+def test_a_module_that_is_loaded_already_and_reads_nothing_is_refused(name: str) -> None:
+    importlib.import_module(name)
+    loaded = set(sys.modules)
+    with pytest.raises(UsageError) as caught:
+        own_patterns.register([name])
+    assert "registers nothing, " in caught.value.got
+    assert loaded <= set(sys.modules)
+
+
 _TAKE = "from flash_export.patterns import PATTERNS\n"
 
 
@@ -136,6 +147,19 @@ def test_an_interrupt_leaves_nothing() -> None:
     with pytest.raises(KeyboardInterrupt):
         own_patterns.register(["slow"])
     assert before == PATTERNS
+
+
+@pytest.mark.parametrize("reader", ["read", "functools.partial(read)", "Read()", "Read().__call__"])
+def test_what_a_program_imported_itself_is_known_by_its_readers(reader: str) -> None:
+    Path("own").mkdir()
+    Path("own/__init__.py").write_text("from own import readers")
+    Path("own/readers.py").write_text(
+        f"import functools\n{_TAKE}def read(anchor, region): ...\nclass Read:\n"
+        f"    def __call__(self, anchor, region): ...\nPATTERNS['acme', 'A'] = {reader}"
+    )
+    sys.path.insert(0, str(Path.cwd()))
+    importlib.import_module("own")
+    own_patterns.register(["own", "own.readers"])
 
 
 def test_several_are_taken_and_one_may_be_known_already() -> None:
