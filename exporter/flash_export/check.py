@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -107,10 +107,9 @@ def check(
     with interrupt.temporary_folder("flash-export-check-") as name:
         folder = Path(name)
         roundoff, plain, flash, in_float16 = _load(unfused, fused, sites)
-        trials = plan_trials(
-            ir.load(unfused, format="protobuf"), example=example, ranges=dims, values=values, seed=seed
-        )
         rewritten = [s for s in sites if s.status == "fused" and s.boundary]
+        loaded, windows = ir.load(unfused, format="protobuf"), _windows(rewritten)
+        trials = plan_trials(loaded, example=example, ranges=dims, values=values, seed=seed, windows=windows)
         boundaries = _boundaries(rewritten, plain, flash)
         tell("unfused model", 0, 1)
         products = _products(rewritten, plain)
@@ -167,6 +166,12 @@ def _warn_of_batch(trials: Sequence[Sequence[Trial]], expected: Expected) -> lis
             why = expected.refusals[first.name]
             return [f"the unfused model was checked with a batch of one only; with {first.name} it fails: {why}"]
     return []
+
+
+def _windows(sites: Iterable[Site]) -> set[int]:
+    """The sizes of the windows that were read."""
+    read = [site.attributes for site in sites if site.attributes is not None]
+    return {size for one in read for size in (one.window_left, one.window_right) if size >= 0}
 
 
 def _warn_of_runtime(fused: Path, roundoff: float, evaluated: str) -> list[str]:

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
 from flash_export import npz, regular_file
-from flash_export.draw import Drawn, concrete_shape, dynamic_dims, sizes_in, sizes_to_try
+from flash_export.draw import Drawn, Padding, concrete_shape, dynamic_dims, sizes_in, sizes_to_try
 from flash_export.errors import UsageError
 from flash_export.extent import Extent
 from flash_export.input_roles import Role, fed_inputs, read_roles
+from flash_export.longer import longer_setting
 from flash_export.twin import is_float
 
 STATIC_TRIALS = 3
@@ -69,11 +70,15 @@ def plan_trials(
     ranges: Mapping[str, tuple[int, int]],
     values: Path | None,
     seed: int,
+    windows: Collection[int] = (),
 ) -> list[list[Trial]]:
     """The trials of one check: ``values`` alone where given, else drawn ones and the example.
 
     Each is a list of choices: the first on which the unfused model runs counts. Without masks and lengths nothing is
-    drawn at the sizes that the example has.
+    drawn at the sizes that the example has. One more is longer than every window that the model can be run past.
+
+    Args:
+        windows: the sizes of those that were read.
 
     Raises:
         UsageError: ``values`` is no readable NPZ file or lacks an input; an input cannot be drawn.
@@ -99,6 +104,9 @@ def plan_trials(
         if found == [{}] or (found not in roomy and found[0] != shown):  # nothing large is run twice at the same sizes
             roomy.append(found)
     trials = [[_draw(model, sizes, seed + i, batches, roles) for sizes in found] for i, found in enumerate(roomy)]
+    longer = longer_setting(model, settings, [ranges], windows, most=EASY_ELEMENTS)
+    if longer:
+        trials.append([_draw(model, sizes, seed, batches, roles, "full") for sizes in longer.choices])
     if whole:
         trials.append([Trial("example", dict(example))])
     return trials
@@ -128,10 +136,15 @@ def _roomy(
 
 
 def _draw(
-    model: ir.Model, sizes: dict[str, int], seed: int, batches: Sequence[str], roles: Mapping[str, Role]
+    model: ir.Model,
+    sizes: dict[str, int],
+    seed: int,
+    batches: Sequence[str],
+    roles: Mapping[str, Role],
+    kind: Padding = "mixed",
 ) -> Trial:
     batch = max((sizes[name] for name in batches), default=0)
-    return Trial(_name(sizes, seed), Drawn(model, sizes, seed, roles=roles), sizes, batch)
+    return Trial(_name(sizes, seed), Drawn(model, sizes, seed, kind, roles=roles), sizes, batch)
 
 
 def _name(sizes: Mapping[str, int], seed: int) -> str:

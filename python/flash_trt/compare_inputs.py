@@ -16,9 +16,10 @@ import onnx_ir as ir
 from flash_export.draw import PADDINGS, Padding, draw_inputs, dynamic_dims, sizes_to_try
 from flash_export.errors import UsageError
 from flash_export.input_roles import fed_inputs, read_roles
+from flash_export.longer import Longer, longer_setting
 from flash_export.talk import Talk
-from flash_export.trials import Trial, read_values
-from flash_trt import compare_windows, engine_file, input_types, shape_agreement, shapes
+from flash_export.trials import MOST_ELEMENTS, Trial, read_values
+from flash_trt import engine_file, input_types, shape_agreement, shapes
 from flash_trt.engine_file import EngineFile
 from flash_trt.onnx_file import OnnxFile
 
@@ -52,7 +53,7 @@ def plan_runs(
     """The inputs of every run: ``values`` alone where given, else drawn ones.
 
     Drawn: three odd settings of the dynamic dims (of a static model: three seeds), ``repeats`` times, with paddings and
-    spreads in turn; and one more that is longer than ``windows``, see ``compare_windows``.
+    spreads in turn; and one more that is longer than ``windows``, see ``longer``.
     Each run is a list of choices, of which the first that the model takes counts: exporters give one length several
     names, and only the model knows which must be equal.
 
@@ -93,7 +94,7 @@ def plan_runs(
     runs: list[Sequence[Trial]] = [
         [_trial(model, sizes, options.seed, turn) for sizes in choices] for turn, choices in enumerate(planned)
     ]
-    longer = compare_windows.longer_setting(model, settings, every, windows)
+    longer = longer_setting(model, settings, every, windows, most=MOST_ELEMENTS)
     return [*runs, LongerTrials(model, longer, options.seed, turns)] if longer else runs
 
 
@@ -143,10 +144,10 @@ class DrawnTrial(Trial):
 class LongerTrials(Sequence[Trial]):
     """The choices of the run that is longer than the windows, each drawn when it is asked for: they can be large.
 
-    ``names`` are those of ``compare_windows.Longer``.
+    ``names`` are those of ``Longer``.
     """
 
-    def __init__(self, model: ir.Model, longer: compare_windows.Longer, seed: int, turn: int) -> None:
+    def __init__(self, model: ir.Model, longer: Longer, seed: int, turn: int) -> None:
         self.names = longer.names
         self._choices = longer.choices
         self._draw = lambda sizes: _trial(model, sizes, seed, turn, "full")

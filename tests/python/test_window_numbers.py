@@ -15,7 +15,7 @@ from exporter import graphs
 from python.attention_models import HEAD_DIM, HEADS, SCALE, flash_node, fused
 
 from flash_export.errors import EXIT_NUMBERS_DIFFER, EXIT_OK
-from flash_trt.window_numbers import numbers_on_positions
+from flash_export.window_numbers import numbers_on_positions
 
 Command = Callable[..., int]
 WINDOW = 300
@@ -139,8 +139,8 @@ def test_numbers_that_no_length_taken_is_past_are_warned_of(
     assert flash_trt("compare", fused_file, reference, "--json", written) == EXIT_OK
     told = " ".join(capsys.readouterr().err.split())
     assert (
-        'REFERENCE takes no inputs longer than 500 at REFERENCE\'s node "small", 300 at REFERENCE\'s node "far", '
-        "299 in FUSED: where that is the size of a window" in told
+        'REFERENCE takes no inputs longer than 500 at node "small", 300 at node "far", '
+        "299 in the fused model: where that is the size of a window" in told
     )
     assert json.loads(written.read_text())["runs"] == 6
 
