@@ -21,6 +21,7 @@ from flash_export.boundary import Boundary
 from flash_export.captured import Later, Seen, later, too_large_to_keep
 from flash_export.eager import Eager, Reference
 from flash_export.errors import UsageError
+from flash_export.repeated_queries import spans_below, why_repeated
 from flash_export.runtime import AnySession, CannotRun, open_session
 from flash_export.score_probe import add_score_probes
 from flash_export.sites import Site
@@ -131,7 +132,10 @@ def run_unfused(
     given = {v.name for v in (*plain.graph.inputs, *plain.graph.outputs)}
     late = too_large_to_keep(nudged, trials, [name for name in _captured(boundaries) if name not in given])
     kept = list(dict.fromkeys(name for edge in late.values() for name in edge if name not in given))
-    probes = list(dict.fromkeys([*_probe_names(plain, boundaries, late), *kept, *(_LARGEST_OF + p for p in products)]))
+    spans = spans_below(plain, products)
+    ends = [_SHAPE_OF + name for span in spans for name in (span.product, span.scores)]
+    largest = [_LARGEST_OF + name for name in products]
+    probes = list(dict.fromkeys([*_probe_names(plain, boundaries, late), *kept, *ends, *largest]))
     try:
         base = open_session(_with_probes(nudged, probes), folder)
     except CannotRun as error:
@@ -142,7 +146,14 @@ def run_unfused(
     expected = Expected()
     noises: list[list[Noise]] = []
     refusals = expected.refusals
-    for trial, found in _fair_runs(plain, base, trials, names + probes, numbers, refusals):
+
+    def why_unfair(trial: Trial, found: Sequence[np.ndarray]) -> str:
+        shown = dict(zip(names + probes, found, strict=True))
+        shapes = {end.removeprefix(_SHAPE_OF): tuple(map(int, shown[end])) for end in ends}
+        outputs = dict(zip(plain.graph.outputs, found, strict=False))
+        return trial.why_unfair(outputs) or why_repeated(spans, shapes)
+
+    for trial, found in _fair_runs(base, trials, names + probes, numbers, why_unfair, refusals):
         outputs = found[: len(names)]
         try:
             reference = outputs if wide is None else wide.run(nudge.feeds(trial.feeds, numbers, 0))
@@ -184,11 +195,11 @@ def run_unfused(
 
 
 def _fair_runs(
-    plain: ir.Model,
     base: AnySession,
     trials: Sequence[Sequence[Trial]],
     outputs: Sequence[str],
     numbers: Collection[str],
+    why_unfair: Callable[[Trial, Sequence[np.ndarray]], str],
     refusals: dict[str, str],
 ) -> Iterator[tuple[Trial, list[np.ndarray]]]:
     """Of each trial the first choice that the unfused model takes, and what it gave; why not, into ``refusals``."""
@@ -199,7 +210,7 @@ def _fair_runs(
             except CannotRun as error:
                 refusals[trial.name] = str(error)
                 continue
-            refusals[trial.name] = trial.why_unfair(dict(zip(plain.graph.outputs, found, strict=False)))
+            refusals[trial.name] = why_unfair(trial, found)
             if not refusals[trial.name]:
                 yield trial, found
                 break
@@ -230,10 +241,11 @@ def _with_probes(plain: ir.Model, probes: Sequence[str]) -> ir.Model:
     values = ir.convenience.create_value_mapping(probed.graph, include_subgraphs=False)
     for name in probes:
         if name.startswith(_SHAPE_OF):
-            shape = ir.node("Shape", [values[name.removeprefix(_SHAPE_OF)]])
+            value = values[name.removeprefix(_SHAPE_OF)]
+            shape = ir.node("Shape", [value])
             shape.outputs[0].name = name
             shape.outputs[0].dtype = ir.DataType.INT64
-            probed.graph.append(shape)
+            _put_behind(value, [shape], probed.graph)
             probed.graph.outputs.append(shape.outputs[0])
         elif name.startswith(_LARGEST_OF):
             probed.graph.outputs.append(_largest(probed.graph, values[name.removeprefix(_LARGEST_OF)], name))
@@ -249,15 +261,19 @@ def _largest(graph: ir.Graph, value: ir.Value, name: str) -> ir.Value:
     row = ir.node("Reshape", [size.outputs[0], flat.outputs[0]])
     known = ir.node("Concat", [row.outputs[0], zero.outputs[0]], {"axis": 0})
     found = ir.node("ReduceMax", [known.outputs[0]], {"keepdims": 0})
-    nodes = [zero, flat, size, row, known, found]
+    _put_behind(value, [zero, flat, size, row, known, found], graph)
+    result = found.outputs[0]
+    result.name, result.type, result.shape = name, ir.TensorType(ir.DataType.FLOAT), ir.Shape(())
+    return result
+
+
+def _put_behind(value: ir.Value, nodes: Sequence[ir.Node], graph: ir.Graph) -> None:
+    """Puts ``nodes`` right behind the one that makes ``value``: at the end they would keep it until then."""
     maker = value.producer()
     if maker is None:
         graph.extend(nodes)
     else:
         maker.append(nodes)
-    result = found.outputs[0]
-    result.name, result.type, result.shape = name, ir.TensorType(ir.DataType.FLOAT), ir.Shape(())
-    return result
 
 
 def _seen(boundaries: Sequence[Boundary], shown: Mapping[str, np.ndarray], late: Mapping[str, Later]) -> Seen:

@@ -53,7 +53,9 @@ def why_enlarged(shape: Sequence[Dim] | None, scores: Sequence[Dim]) -> str:
     """Why a tensor of ``shape`` would make the scores larger; empty where it does not.
 
     A fixed number of batch entries or heads beside a dynamic one is right at that number alone, and more at 1. Beside
-    queries and keys it is the length of a table, and the model runs at no other.
+    queries and keys it is the length of a table, as of 77 positions in a model that is declared with any length. That
+    is right at that length alone as well, but the model is meant for no other; at 1 it repeats its only query, where
+    the node refuses to run, and the check leaves such a run out (``repeated_queries``).
     """
     if shape is None:
         return "its rank is not known"
