@@ -73,8 +73,8 @@ $(VENV)/.tools: pyproject.toml | $(BIN)/pip
 
 $(INSTALLED): $(VENV)/.tools $(NATIVE_SOURCES)
 	@echo "$(VENV): flash-export with its native parts, compiled where they changed: up to some minutes"
-	$(QUIET)PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation -C cmake.define.FLASH_EXPORT_TESTS=ON \
-	  -e '.[torch,rtx,dev]'
+	$(QUIET)PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation -C build-dir=$(NATIVE) \
+	  -C cmake.define.FLASH_EXPORT_TESTS=ON -e '.[torch,rtx,dev]'
 	@touch $@
 
 clean:

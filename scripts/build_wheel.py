@@ -3,8 +3,9 @@
 
     python scripts/build_wheel.py dist
 
-It is ``pip wheel`` by this environment's tools in the folder of the other builds, so after ``make test`` it holds the
-libraries that were tested. ``wheel_backend`` has auditwheel tag it; a wheel for this machine alone is none for others.
+It is ``pip wheel`` by this environment's tools in the folder of ``make test``: after that it compiles nothing and holds
+the libraries that were tested. ``wheel_backend`` has auditwheel tag it; a wheel for this machine alone is no wheel for
+others.
 
 Ends with 0: the wheel lies there, and its path is printed last; 1: it needs a library that it may not, or is too large.
 """
@@ -21,16 +22,19 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+NATIVE = "build/native"
+"""The build folder of ``make test`` (Makefile), from ``ROOT``; a plain ``pip wheel`` has one of its own."""
+
 LIMIT_BYTES = 30 << 20
 ON_EVERY_LINUX = ("manylinux", "musllinux")
 
 
 def build(folder: Path) -> Path:
     """Builds the wheel into ``folder``."""
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(ROOT)]
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-C", f"build-dir={NATIVE}"]
     # This environment's cmake and ninja before the system's.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    subprocess.run(command, check=True, env={**os.environ, "PATH": path})
+    subprocess.run([*command, "-w", str(folder), str(ROOT)], check=True, env={**os.environ, "PATH": path})
     (wheel,) = folder.glob("*.whl")
     return wheel
 

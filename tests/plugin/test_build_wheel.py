@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
 import sys
 import tomllib
 import zipfile
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scikit_build_core.settings.skbuild_read_settings import SettingsReader
 
 TAGGED = "flash_export-0.1.0-py3-none-manylinux_2_35_x86_64.whl"
 
@@ -60,6 +62,30 @@ def test_a_wheel_over_the_limit_is_not(script: ModuleType, tmp_path: Path, monke
     assert script.LIMIT_BYTES == 30 << 20
     monkeypatch.setattr(script, "LIMIT_BYTES", 10)
     assert "the limit is 10" in script.find_fault(wheel(tmp_path / TAGGED))
+
+
+def test_a_plain_pip_build_leaves_the_folder_of_make_test_alone_and_make_wheel_compiles_nothing_anew(
+    script: ModuleType, repo_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build without the tests' options in that folder would take out its tests, and compile it anew."""
+    # As if CMakeLists.txt had just changed, so that the installation is among what it would do.
+    make = ["make", "-n", "-W", "CMakeLists.txt", "test-native"]
+    plan = subprocess.run(make, cwd=repo_root, capture_output=True, text=True, check=True, timeout=60).stdout
+    (tested,) = re.findall(r"-C build-dir=(\S+)", plan)
+    assert "-C cmake.define.FLASH_EXPORT_TESTS=ON" in plan
+    assert f"ctest --test-dir {tested} " in plan
+
+    plain = SettingsReader.from_file(repo_root / "pyproject.toml", {}, state="wheel").settings.build_dir
+    assert plain
+    assert not {Path(plain), *Path(plain).parents} & {Path(tested)}  # neither it nor a folder in it
+
+    (tmp_path / TAGGED).touch()
+    asked: list[str] = []
+    monkeypatch.setattr(script.subprocess, "run", lambda command, **_: asked.extend(command))
+    assert script.build(tmp_path) == tmp_path / TAGGED
+    settings = dict(asked[at + 1].split("=") for at, flag in enumerate(asked) if flag == "-C")
+    wheel = SettingsReader.from_file(repo_root / "pyproject.toml", settings, state="wheel").settings.build_dir
+    assert wheel == tested
 
 
 # --- the build backend ------------------------------------------------------------------------------------------------
