@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from flash_export import einsum
 from flash_export.canonical import Refused, Side
 from flash_export.contrib_product import keeps_rows
 from flash_export.dims import ONE, Dim
@@ -60,20 +61,56 @@ def with_row_factors(
             type than Q's; ``not_finite``, ``scale_zero`` or ``attribute_range`` for its numbers.
     """
     for side in expression.row_factors:
-        aligned = first.op_type != "Einsum" and keeps_rows(first)
-        if transposed or not aligned or side.axes != scores.axes or len(query.last) != len(scores.axes):
-            raise Refused(
-                "scale_not_scalar",
-                "the scores are multiplied by a tensor whose axes are not those of Q",
-                side.node,
-                "multiply Q by the tensor before the product, or leave this attention in standard operators",
-            )
+        if transposed or side.axes != scores.axes:
+            raise _elsewhere(side)
         refuse_odd_factor(side)
         if region.shapes.dtype(query.values[-1]) != region.shapes.dtype(side.value):
             raise unlike_factor(query.values[-1], side, region.shapes)
-        value = region.drafts.op("Mul", query.values[-1], side.value)
-        query = Chain([value], [], [_spread(query.last, scores.axes, region.shapes.shape(side.value))], [], [])
+        factor, axes = _beside_query(side, scores, first, query, region)
+        value = region.drafts.op("Mul", query.values[-1], factor)
+        query = Chain([value], [], [_spread(query.last, axes, region.shapes.shape(factor))], [], [])
     return query
+
+
+def _beside_query(side: Side, scores: Product, first: ir.Node, query: Chain, region: Region) -> tuple[ir.Value, Axes]:
+    """The factor with its axes where Q has them, and what each of Q's axes is in the scores.
+
+    Raises:
+        Refused: ``scale_not_scalar`` where Q lacks an axis of the factor.
+    """
+    if first.op_type != "Einsum":
+        if not keeps_rows(first) or len(query.last) != len(scores.axes):
+            raise _elsewhere(side)
+        return side.value, scores.axes
+    names = einsum.letters(first, [len(query.last), len(region.shapes.shape(first.inputs[1]) or ())])
+    shape = region.shapes.shape(side.value)
+    if names is None or shape is None or len(names[1]) != len(scores.axes):
+        raise _elsewhere(side)
+    (own, _), out = names
+    lengths = [*([ONE] * (len(out) - len(shape))), *shape]
+    if any(length != ONE for name, length in zip(out, lengths, strict=True) if name not in own):
+        raise _elsewhere(side)
+    value = side.value
+    if len(shape) < len(out):
+        value = region.drafts.unsqueeze(value, *range(len(out) - len(shape)))
+    if others := [at for at, name in enumerate(out) if name not in own]:
+        value = region.drafts.squeeze(value, *others)
+    kept = [name for name in out if name in own]
+    wanted = [name for name in own if name in out]
+    if kept != wanted:
+        value = region.drafts.op("Transpose", value, perm=[kept.index(name) for name in wanted])
+    if summed := [at for at, name in enumerate(own) if name not in out]:
+        value = region.drafts.unsqueeze(value, *summed)
+    return value, [scores.axes[out.index(name)] if name in out else [] for name in own]
+
+
+def _elsewhere(side: Side) -> Refused:
+    return Refused(
+        "scale_not_scalar",
+        "the scores are multiplied by a tensor whose axes are not those of Q",
+        side.node,
+        "multiply Q by the tensor before the product, or leave this attention in standard operators",
+    )
 
 
 def _spread(query: Axes, scores: Axes, factor: Sequence[Dim] | None) -> Axes:
