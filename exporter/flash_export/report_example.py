@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -13,7 +14,7 @@ from flash_export.cut import CannotCut, cut
 from flash_export.dims import Shape
 from flash_export.graph import constant
 from flash_export.inputs import MAX_DIM
-from flash_export.op import FLASH_ATTENTION_PACKED, LAYOUT_BHSD
+from flash_export.op import FLASH_ATTENTION_PACKED, LAYOUT_BHSD, OPERATORS
 from flash_export.score_probe import flash_node
 from flash_export.shapes import Shapes
 from flash_export.sites import Site
@@ -62,25 +63,32 @@ def as_json(before: Before | None, fused: ir.Model) -> dict[str, object] | None:
         after = cut(fused, site.boundary, [site.output])
     except CannotCut:  # no reason to fail: the check says what it could not cut
         return None
+    values = ir.convenience.create_value_mapping(fused.graph, include_subgraphs=False)
+    node, shapes = flash_node(values.get(site.output)), Shapes(fused.graph)
+    end = longest(site, node, shapes, dim_ranges.parse(fused.metadata_props.get(dim_ranges.PROPERTY, "{}")))
     return {
         "site": site.name,
         "before": describe(before.graph),
         "after": describe(after),
-        "memory": memory(site, before.graph, longest(site, fused)),
+        "memory": memory(site, before.graph, end, bias_width(site, node, shapes)),
     }
 
 
-def longest(site: Site, fused: ir.Model) -> int | None:
-    """The longest queries or keys that the site's node takes in ``fused``; None where nothing limits one of them."""
-    values = ir.convenience.create_value_mapping(fused.graph, include_subgraphs=False)
-    node = flash_node(values.get(site.output))
+def longest(site: Site, node: ir.Node | None, shapes: Shapes, ranges: dim_ranges.Ranges) -> int | None:
+    """The longest queries or keys that the site's ``node`` takes; None where nothing limits one of them."""
     if node is None or site.attributes is None:
         return None
-    shapes, axis = Shapes(fused.graph), 2 if site.attributes.layout == LAYOUT_BHSD else 1
-    ranges = dim_ranges.parse(fused.metadata_props.get(dim_ranges.PROPERTY, "{}"))
+    axis = 2 if site.attributes.layout == LAYOUT_BHSD else 1
     ends = [_end(shapes.shape(value), axis, ranges) for value in node.inputs[: 1 if _is_packed(node) else 2]]
     known = [end for end in ends if end is not None]
     return max(known) if len(known) == len(ends) else None
+
+
+def bias_width(site: Site, node: ir.Node | None, shapes: Shapes) -> int:
+    """Bytes of one number of the bias that the site's ``node`` reads; 0 where it reads none."""
+    if node is None or site.attributes is None or not site.attributes.has_bias:
+        return 0
+    return _bytes_of(shapes.dtype(node.inputs[OPERATORS[node.op_type].inputs.index("bias")]))
 
 
 def _is_packed(node: ir.Node) -> bool:
@@ -145,13 +153,15 @@ def _scalar_text(value: ir.Value) -> str:
     return f"{float(array.reshape(())):.6g}"
 
 
-def memory(site: Site, part: ir.Model, end: int | None = None) -> dict[str, object] | None:
+def memory(site: Site, part: ir.Model, end: int | None = None, bias_bytes: int = 0) -> dict[str, object] | None:
     """Bytes that one attention holds at a time, batch 1, as many queries as keys, unfused and fused.
 
     Both hold query, key, value and output. Unfused, the softmax also reads all scores [Hq, S, S] and writes all
-    probabilities. Arithmetic from the shapes, for runtimes that run the nodes as they stand; no measurement.
+    probabilities; what is added to the scores is in them by then. Fused, the node reads its bias. Arithmetic from the
+    shapes, for runtimes that run the nodes as they stand; no measurement.
 
     Args:
+        bias_bytes: of one number of the bias; 0 where the node reads none.
         end: the longest length of the model; None where nothing limits it. With less than two lengths there is no line.
     """
     a, lengths = site.attributes, _lengths(end)
@@ -167,8 +177,16 @@ def memory(site: Site, part: ir.Model, end: int | None = None) -> dict[str, obje
         "batch": 1,
         "lengths": lengths,
         "unfused_bytes": [s * row_bytes + 2 * a.q_num_heads * s * s * scores_width for s in lengths],
-        "fused_bytes": [s * row_bytes for s in lengths],
+        "fused_bytes": [s * row_bytes + _bias_numbers(site, s) * bias_bytes for s in lengths],
     }
+
+
+def _bias_numbers(site: Site, length: int) -> int:
+    """How many numbers the bias has for one batch entry: each dim is 1 or that of the scores [B, Hq, S, S]."""
+    if site.bias_shape is None or site.attributes is None:
+        return 0  # it has none, or its shape is not known
+    full = (length, length, site.attributes.q_num_heads)
+    return math.prod(size for dim, size in zip(reversed(site.bias_shape), full, strict=False) if dim != 1)
 
 
 def _lengths(end: int | None) -> list[int]:

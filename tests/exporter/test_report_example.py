@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx.parser
@@ -100,6 +101,47 @@ def test_memory_counts_scores_and_probabilities_in_the_type_of_the_softmax() -> 
     rows = 6 * length * (16 + 16 + 10 + 10) * 2
     assert memory["fused_bytes"][at] == rows
     assert memory["unfused_bytes"][at] == rows + 2 * 6 * length * length * 4
+
+
+BIASED = """<ir_version: 9, opset_import: ["" : 18]>
+attention (float16[B, 3, S, 16] q, float16[B, 3, T, 16] k, float16[B, 3, T, 16] v, FLOAT[BIAS] bias)
+  => (float16[B, 3, S, 16] out)
+{
+  kt = Transpose <perm = [0, 1, 3, 2]> (k)
+  products = MatMul (q, kt)
+  WIDENED
+  scores = Add (wide, bias)
+  probs = Softmax <axis = -1> (scores)
+  NARROWED
+  out = MatMul (narrow, v)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("shape", "numbers"),
+    [
+        ("B, 3, S, T", lambda s: 3 * s * s),
+        ("B, 1, S, T", lambda s: s * s),
+        ("S, T", lambda s: s * s),
+        ("1, 3, 1, T", lambda s: 3 * s),
+        ("B, 1, S, 1", lambda s: s),
+        ("B, 1, 1, T", lambda s: s),
+        ("1, 1, 1, 1", lambda s: 1),
+    ],
+)
+@pytest.mark.parametrize(("kind", "width"), [("float16", 2), ("float", 4)])
+def test_memory_counts_the_bias_that_the_fused_node_reads(
+    shape: str, numbers: Callable[[int], int], kind: str, width: int
+) -> None:
+    text = BIASED.replace("FLOAT", kind).replace("BIAS", shape)
+    to_wide, to_narrow = ("Cast <to = 1>", "Cast <to = 10>") if width == 4 else ("Identity", "Identity")
+    text = text.replace("WIDENED", f"wide = {to_wide} (products)").replace("NARROWED", f"narrow = {to_narrow} (probs)")
+    memory = shown(text)[0]["memory"]
+    for length, fused, unfused in zip(memory["lengths"], memory["fused_bytes"], memory["unfused_bytes"], strict=True):
+        rows = 3 * length * 4 * 16 * 2
+        assert fused == rows + numbers(length) * width
+        assert unfused == rows + 2 * 3 * length * length * width
 
 
 def test_the_example_of_a_whole_run_is_in_the_report(tmp_path: Path) -> None:
