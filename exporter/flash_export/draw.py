@@ -275,14 +275,27 @@ def _length(turn: int, i: int) -> int:
 
 
 def sizes_in(model: ir.Model, example: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """Dynamic dim that an input has -> its size in ``example``."""
+    """Dynamic dim of an input -> its size in ``example``; that of ``blocks`` too where there is only ``4*blocks``."""
     inputs = {name: value for name, value in fed_inputs(model).items() if name in example}
-    return {
+    found = {
         dim: example[name].shape[axis]
         for name, value in inputs.items()
         for axis, dim in _named_dims(value)
         if axis < example[name].ndim
     }
+    for dim, size in list(found.items()):
+        unknown = {part for part in _names_in(dim) if part not in found}
+        if len(unknown) == 1:
+            found |= _solved(dim, unknown.pop(), size, found)
+    return found
+
+
+def _solved(dim: str, name: str, size: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    """``name`` -> the number at which ``dim`` is ``size``, where it grows evenly with it."""
+    zero, one = (_evaluate(dim, {**sizes, name: n}) for n in (0, 1))
+    number = (size - zero) // (one - zero) if one != zero else -1
+    fits = number >= 0 and _evaluate(dim, {**sizes, name: number}) == size
+    return {name: number} if fits else {}
 
 
 def _clamp(size: int, allowed: tuple[int, int] | None) -> int:

@@ -21,32 +21,37 @@ def ranges_of(loaded: Loaded) -> dict[str, tuple[int, int]]:
     return {dim.name: (dim.low or 1, dim.high or MAX_DIM) for dim in dims}
 
 
-def dims_of(
-    loaded: Loaded, model: ir.Model, ranges: dict[str, tuple[int, int]]
-) -> dict[tuple[int, int], tuple[str, int, int]]:
-    """(graph input, axis) -> (name, smallest, largest) of every dynamic dimension.
+def dims_of(loaded: Loaded, model: ir.Model, ranges: dict[str, tuple[int, int]]) -> dict[str, tuple[str, int, int]]:
+    """Symbol of the graph -> (name, smallest, largest) of every dynamic dimension of its inputs.
 
     The names are the user's. An ExportedProgram has them while it is in memory; ``torch.export.save`` keeps none, and
-    then they are ``INPUT_dimAXIS``.
+    then they are ``INPUT_dimAXIS``; of an axis such as ``4*Dim("blocks")``, ``INPUT_dimAXIS_unit`` in place of
+    ``blocks``.
 
     Raises:
         UnsupportedModel: a dimension that was to be dynamic is a number in the graph.
     """
-    found: dict[tuple[int, int], tuple[str, int, int]] = {}
+    found: dict[str, tuple[str, int, int]] = {}
     if loaded.program is None:
         for index, argument in enumerate(loaded.arguments):
             for axis, dim in argument.dims.items():
-                _check_dynamic(model.graph.inputs[index], axis, dim.name, loaded)
+                symbol = _symbol_of(model.graph.inputs[index], axis, dim.name, loaded)
                 if not is_sum(dim):
-                    found[index, axis] = (dim.name, *ranges[dim.name])
+                    found.setdefault(symbol, (dim.name, *ranges[dim.name]))
         return found
     limits = {str(symbol): bounds for symbol, bounds in loaded.program.range_constraints.items()}
     names = _names_in(loaded.program)
-    for index, value in enumerate(model.graph.inputs):
-        for axis, size in enumerate(value.shape or ()):
-            if isinstance(size, ir.SymbolicDim) and size.value:
-                name = names.setdefault(size.value, f"{value.name}_dim{axis}")
-                found[index, axis] = (name, *_limits(limits.get(size.value)))
+    sizes = [
+        (size.value, f"{value.name}_dim{axis}")
+        for value in model.graph.inputs
+        for axis, size in enumerate(value.shape or ())
+        if isinstance(size, ir.SymbolicDim) and size.value
+    ]
+    # An axis that is a symbol names it before one that is computed from it.
+    for size, fallback in sorted(sizes, key=lambda pair: not pair[0].isidentifier()):
+        for symbol in re.findall(r"[A-Za-z_]\w*", size):
+            name = fallback if symbol == size else f"{fallback}_unit"
+            found.setdefault(symbol, (names.get(symbol, name), *_limits(limits.get(symbol))))
     return found
 
 
@@ -84,9 +89,11 @@ def _names_in(program: torch.export.ExportedProgram) -> dict[str, str]:
     shapes = next((mode.shape_env for mode in modes if mode is not None), None)
     symbols, same = getattr(shapes, "source_to_var", {}), getattr(shapes, "replacements", {})
     found: dict[str, str] = {}
-    for source, name in getattr(shapes, "source_name_to_debug_name", {}).items():
-        symbol = symbols.get(source)
-        if symbol is not None and name.isidentifier():
+    called = getattr(shapes, "source_name_to_debug_name", {})
+    for source, symbol in symbols.items():
+        # A Dim of which an axis is a multiple is no input's: it is its own source.
+        name = called.get(source, source)
+        if name.isidentifier():
             found.setdefault(str(same.get(symbol, symbol)), name)
     return {symbol: name for symbol, name in found.items() if list(found.values()).count(name) == 1}
 
@@ -98,9 +105,9 @@ def _limits(bounds: Any) -> tuple[int, int]:
     return max(low or 1, 1), min(high or MAX_DIM, MAX_DIM)
 
 
-def _check_dynamic(value: ir.Value, axis: int, name: str, loaded: Loaded) -> None:
+def _symbol_of(value: ir.Value, axis: int, name: str, loaded: Loaded) -> str:
     size = value.shape[axis] if value.shape is not None else None
-    if not isinstance(size, ir.SymbolicDim):
+    if not isinstance(size, ir.SymbolicDim) or size.value is None:
         raise UnsupportedModel(
             f"the dimension {name} became a fixed number in the export",
             where=f"input {value.name}, axis {axis}",
@@ -108,6 +115,7 @@ def _check_dynamic(value: ir.Value, axis: int, name: str, loaded: Loaded) -> Non
             need="a dynamic dimension",
             do=f"{as_number(name, loaded.told_in)}, or take len/shape at run time in forward",
         )
+    return size.value
 
 
 def as_number(name: str, told_in: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from flash_export.draw import draw_inputs, dynamic_dims
+from flash_export.draw import draw_inputs, dynamic_dims, sizes_in
 from flash_export.eager import Reference
 from flash_export.errors import UnsupportedModel, UsageError
 from flash_export.export_dims import as_number
@@ -142,12 +142,7 @@ def _agrees(path: Path, reference: Reference, feeds: Mapping[str, np.ndarray]) -
 def _sizes(model: ir.Model, example: Mapping[str, np.ndarray]) -> dict[str, int]:
     """Dynamic dim -> its size in ``example``; a sum such as ``past + seq`` follows its parts and has none itself."""
     known = dynamic_dims(model)
-    return {
-        str(dim.value): example[str(value.name)].shape[axis]
-        for value in model.graph.inputs
-        for axis, dim in enumerate(value.shape or ())
-        if isinstance(dim, ir.SymbolicDim) and dim.value in known
-    }
+    return {dim: size for dim, size in sizes_in(model, example).items() if dim in known}
 
 
 def _another(size: int, limits: tuple[int, int]) -> int | None:

@@ -100,21 +100,16 @@ def name_boundary(graph: ir.Graph, input_names: list[str], output_names: list[st
         value.name = name
 
 
-def name_dims(model: ir.Model, dims: dict[tuple[int, int], tuple[str, int, int]]) -> dict[str, tuple[int, int]]:
+def name_dims(model: ir.Model, dims: dict[str, tuple[str, int, int]]) -> dict[str, tuple[int, int]]:
     """Gives the symbols of the inputs' dynamic axes their names, everywhere in the graph.
 
     Args:
-        dims: (input, axis) -> (name, smallest, largest).
+        dims: symbol -> (name, smallest, largest).
 
     Returns:
         name -> (smallest, largest).
     """
-    symbols: dict[str, str] = {}
-    for (index, axis), (name, _, _) in dims.items():
-        shape = model.graph.inputs[index].shape
-        symbol = shape[axis] if shape is not None else None
-        if isinstance(symbol, ir.SymbolicDim) and symbol.value:
-            symbols.setdefault(symbol.value, name)
+    symbols = {symbol: name for symbol, (name, _, _) in dims.items()}
     for value in [*model.graph.inputs, *(v for node in model.graph.all_nodes() for v in node.outputs)]:
         if value.shape is not None:
             value.shape = ir.Shape([_renamed(dim, symbols) for dim in value.shape])

@@ -223,8 +223,19 @@ def _deserialize(path: Path) -> ExportedProgram:
         ) from error
     # Guards only check the sizes of inputs; without them no text of the file is ever compiled.
     program._guards_code = []
+    _forget_computed_ranges(program)
     loaded: ExportedProgram = program
     return loaded
+
+
+def _forget_computed_ranges(program: ExportedProgram) -> None:
+    """Leaves ranges to symbols: PyTorch writes one of ``4*s0`` too, which the symbol's own implies, and then fails."""
+    values = (node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder")
+    modes = (getattr(value, "fake_mode", None) for value in values)
+    shapes = next((mode.shape_env for mode in modes if mode is not None), None)
+    for ranges in (getattr(shapes, "var_to_range", {}), program._range_constraints):
+        for size in [size for size in ranges if not size.is_Symbol]:
+            del ranges[size]
 
 
 def _unsafe(path: Path, member: str, got: str) -> UserError:

@@ -111,7 +111,7 @@ def _walk(value: Any, key: str, depth: int) -> None:
         raise Forbidden("JSON nested too deeply")
     if isinstance(value, dict):
         for inner, item in value.items():
-            _match(_DOTTED, inner, f"a key under {key!r}")
+            _check_key(inner, key)
             if key == "metadata":
                 _check_metadata(item)
             else:
@@ -126,6 +126,14 @@ def _walk(value: Any, key: str, depth: int) -> None:
         rule(value)
     if key in ("as_custom_obj", "custom_obj", "custom_obj_values") and value:
         raise Forbidden("a custom object, which is a pickle of its own class")
+
+
+def _check_key(inner: str, key: str) -> None:
+    """A name, or under ``range_constraints`` the size that has the range: of ``4*Dim("blocks")`` it is ``4*s79``."""
+    if key == "range_constraints" and not _DOTTED.fullmatch(inner):
+        check_expression(inner)
+    else:
+        _match(_DOTTED, inner, f"a key under {key!r}")
 
 
 def _check_metadata(value: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from flash_export import nudge
 from flash_export.dims import Dim
-from flash_export.draw import PADDINGS, draw_inputs, draw_mask, dynamic_dims, sizes_to_try
+from flash_export.draw import PADDINGS, draw_inputs, draw_mask, dynamic_dims, sizes_in, sizes_to_try
 from flash_export.errors import UsageError
 from flash_export.input_roles import read_roles
 
@@ -295,3 +295,11 @@ def test_an_input_of_more_axes_than_an_array_has_is_refused() -> None:
     deep.graph.inputs[0].shape = ir.Shape([1] * 65)
     with pytest.raises(UsageError, match="along at most 64 axes"):
         draw_inputs(deep, {})
+
+
+def test_a_dim_that_only_a_multiple_of_is_had_has_its_size_in_the_example() -> None:
+    computed = model("g (float[b,x,y,z] t, float[p] past) => (float[b,x,y,z] u) { u = Identity(t) }")
+    computed.graph.inputs[0].shape = ir.Shape(["b", "4*blocks + 1", "p + new", "2*odd"])
+    shape = {"t": np.zeros((3, 9, 7, 5), np.float32), "past": np.zeros(5, np.float32)}
+    sizes = sizes_in(computed, shape)
+    assert {name: n for name, n in sizes.items() if name.isidentifier()} == {"b": 3, "p": 5, "blocks": 2, "new": 2}

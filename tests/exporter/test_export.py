@@ -24,6 +24,7 @@ from exporter.torch_models import (
 )
 
 from flash_export.errors import UnsupportedModel, UsageError
+from flash_export.example_call import opened
 from flash_export.export import Exported, export, quiet, write
 from flash_export.inputs import parse_inputs
 from flash_export.load import Loaded, load
@@ -60,6 +61,26 @@ def test_an_exported_program_needs_no_flags(tmp_path: Path) -> None:
     assert list(exported.example) == ["x"]
     for batch, seq in ((1, 1), (3, 13), (2, 64)):
         assert_equal_to_eager(exported, {"x": standard_normal(batch, seq, 24)}, module)
+
+
+def test_a_multiple_of_a_dimension_stays_one_and_the_dimension_has_the_range(tmp_path: Path) -> None:
+    module = Block()
+    blocks = torch.export.Dim("blocks", min=2, max=30)
+    dims = {0: torch.export.Dim("batch"), 1: 4 * blocks + 1}
+    program = torch.export.export(module, (torch.randn(2, 9, 24),), dynamic_shapes=(dims,))
+    torch.export.save(program, tmp_path / "a.pt2")
+    named = ((opened(program, None, None, Options(source=Path())), "blocks"), (None, "x_dim1_unit"))
+    for number, (loaded, name) in enumerate(named):
+        (folder := tmp_path / str(number)).mkdir()
+        options = Options(source=tmp_path / "a.pt2")
+        exported = export(loaded or load(options), options, folder)
+        assert exported.dims[name] == (2, 30)
+        assert len(exported.dims) == 2
+        shape = ir.load(exported.path).graph.inputs[0].shape
+        assert shape is not None
+        assert str(shape[1]) == f"4*{name} + 1"
+        for batch, seq in ((1, 13), (3, 41), (2, 121)):
+            assert_equal_to_eager(exported, {"x": standard_normal(batch, seq, 24)}, module)
 
 
 def test_a_state_dict_exports_with_the_inputs_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

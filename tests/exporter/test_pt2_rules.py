@@ -186,6 +186,22 @@ def test_a_document_is_refused_for_one_string(document: dict) -> None:
         pt2_rules.check_document(document)
 
 
+@pytest.mark.parametrize("size", ["4*s79", "s0*s1", "2*s0 + 1", "s79", "s0 - 1", "(s0//2)"])
+def test_a_range_may_be_of_a_computed_size(size: str) -> None:
+    pt2_rules.check_document({"range_constraints": {size: {"min_val": 4, "max_val": 120}}})
+
+
+@pytest.mark.parametrize("size", ["__import__('os').system('true')*4", "4*s79.real", "[s0]", "4*open", "9**9**9", "4*"])
+def test_a_range_of_anything_else_is_refused(size: str) -> None:
+    with pytest.raises(Forbidden):
+        pt2_rules.check_document({"range_constraints": {size: {"min_val": 4, "max_val": 120}}})
+
+
+def test_a_computed_size_is_a_key_of_nothing_but_ranges() -> None:
+    with pytest.raises(Forbidden, match="a key under"):
+        pt2_rules.check_document({"tensor_values": {"4*s79": 1}})
+
+
 def test_a_document_nested_without_end_is_refused() -> None:
     document: list = []
     for _ in range(1000):
