@@ -10,6 +10,8 @@ import onnx_ir as ir
 
 from flash_export import graph as g
 from flash_export.canonical import Attention, Refused, Side
+from flash_export.drafts import is_draft
+from flash_export.layout import Chain
 from flash_export.shapes import Shapes
 
 _NAMES = {ir.DataType.FLOAT: "fp32", ir.DataType.FLOAT16: "fp16", ir.DataType.BFLOAT16: "bf16"}
@@ -30,6 +32,10 @@ def no_common_type(attention: Attention, shapes: Shapes) -> Refused:
     if not wide or not found["V"] <= _HALVES:
         action = "cast them to one type beside the attention: fp32, fp16 or bf16"
         return Refused("dtype", text, attention.anchor, action)
+    factor, half = _factor_of(attention.query), _spelled(shapes.dtype(attention.value.values[-1]))
+    if factor is not None and "Q" in wide:
+        text += f'; the factor "{factor.name}" of the scores\' rows, which becomes one of Q, is fp32'
+        return Refused("dtype", text, attention.anchor, _before(half))
     casts = [_widening(chains[name].values[0], shapes) for name in wide]
     made = next((node for node in casts if node is not None), None)
     if made is not None:
@@ -53,8 +59,19 @@ def unlike_factor(query: ir.Value, side: Side, shapes: Shapes) -> Refused:
         f"Q is {own}, and the factor \"{side.value.name}\" of the scores' rows {other}; only one of Q's own type can"
         " become a factor of Q",
         side.node,
-        f"multiply q by the factor, cast to {own}, before the product of Q and K",
+        _before(own),
     )
+
+
+def _before(dtype: str) -> str:
+    return f"multiply q by the factor, cast to {dtype}, before the product of Q and K"
+
+
+def _factor_of(query: Chain) -> ir.Value | None:
+    """The factor of the scores' rows that was written down as one of Q; None where there is none."""
+    value = query.values[0]
+    node = value.producer() if is_draft(value) else None
+    return node.inputs[1] if node is not None and g.is_op(node, "Mul") else None
 
 
 def _told(found: Mapping[str, _Types]) -> str:

@@ -10,6 +10,7 @@ import pytest
 from exporter.graphs import CONSTANTS, PRODUCT, REST, both, code, fuse, holding, model, only
 
 from flash_export.find import find
+from flash_export.sites import Site
 
 RANDOM = np.random.default_rng(9)
 
@@ -96,6 +97,25 @@ def test_a_factor_of_another_type_than_q_is_refused_by_both_types(
     assert site.reason.text.startswith(f'Q is {short}, and the factor "f" of the scores\' rows fp32; ')
     assert site.reason.node == "n_scaled"
     assert f"multiply q by the factor, cast to {short}, before the product" in site.reason.action
+
+
+@pytest.mark.parametrize(("kind", "half", "short"), HALVES)
+def test_where_q_and_k_are_widened_the_factor_is_what_keeps_q_so(kind: str, half: int, short: str) -> None:
+    """Without it the node reads Q and K above their casts."""
+
+    def of(factor: str) -> Site:
+        product = "wide_q = Cast <to = 1> (q)\n wide_k = Cast <to = 1> (k)\n" + PRODUCT.replace("(k)", "(wide_k)")
+        body = product.replace("(q, kt)", "(wide_q, kt)") + f"more = Mul (scaled, {factor})\n"
+        body += f"p = Softmax <axis = -1> (more)\n probs = Cast <to = {half}> (p)\n out = MatMul (probs, v)\n"
+        inputs = ", ".join(f"{kind}[B, 3, {n}, 8] {name}" for name, n in (("q", "S"), ("k", "T"), ("v", "T")))
+        return only(fuse(model(body, inputs=f"{inputs}, float[3, 1, 1] f", outputs=f"{kind}[B, 3, S, 8] out"))[1])
+
+    reason = of("f").reason
+    assert reason is not None
+    assert reason.code == "dtype"
+    assert reason.text.endswith('; the factor "f" of the scores\' rows, which becomes one of Q, is fp32')
+    assert f"cast to {short}, before the product" in reason.action
+    assert of("scale").status == "fused"
 
 
 @pytest.mark.parametrize(("kind", "half"), [half[:2] for half in HALVES])
