@@ -270,6 +270,8 @@ def _subgraph_sites(graph: ir.Graph | ir.Function, region: Region, reason: Refus
     for node in graph:
         found = _visit(node, region)
         if isinstance(found, Site):
+            if found.reason is not None and found.reason.code == "rank_unknown":
+                refuse(found, reason, node)  # nor would it be fused if the ranks of the body's inputs were known
             yield found
         elif found is not None:
             refuse(found.site, reason, node)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import onnx_ir as ir
 
 from flash_export import graph as g
@@ -14,6 +16,21 @@ _FLOW = ("If", "Loop", "Scan", "SequenceMap")
 def has_branches(node: ir.Node) -> bool:
     """Whether the node runs graphs of its own."""
     return g.is_op(node, *_FLOW)
+
+
+def entering(owners: Iterable[ir.Node]) -> dict[ir.Value, ir.Value]:
+    """The inputs of the bodies of ``owners``, each with the value that it is given, or at first is given.
+
+    Both lists end alike: a Scan of old has one more operand in front.
+    """
+    return {
+        inner: outer
+        for owner in owners
+        for body in g.held(owner)
+        if isinstance(body, ir.Graph)
+        for inner, outer in zip(reversed(body.inputs), reversed(owner.inputs), strict=False)
+        if outer is not None
+    }
 
 
 def place(node: ir.Node) -> tuple[str, str]:

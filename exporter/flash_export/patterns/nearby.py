@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from flash_export import graph as g
 from flash_export.canonical import NotAttention, Refused, name_of
+from flash_export.patterns.branches import crossing, entering
 from flash_export.patterns.quantized import is_quantization, quantized_factors
 from flash_export.region import is_product, users
 
@@ -37,14 +38,17 @@ def product_below(node: ir.Node) -> bool:
     return False
 
 
-def product_above(value: ir.Value) -> bool:
-    """Whether a product of two activations lies not far above ``value``."""
+def product_above(value: ir.Value, owners: Sequence[ir.Node] = ()) -> bool:
+    """Whether a product of two activations lies not far above ``value``, perhaps outside of the loops ``owners``."""
+    outer = entering(owners)
     queue: list[ir.Value] = [value]
     seen = 0
     while queue and seen < REACH:
         seen += 1
-        node = queue.pop(0).producer()
+        current = queue.pop(0)
+        node = current.producer()
         if node is None:
+            queue += [outer[current]] if current in outer else []
             continue
         factors = _factors(node)
         if factors is not None:
@@ -55,7 +59,7 @@ def product_above(value: ir.Value) -> bool:
             seen -= 1  # a quantizer may round every tensor on the way, which makes the way no longer
             queue[:0] = [v for v in node.inputs[:1] if v is not None]
         elif node.op_type not in _LAYERS:
-            queue.extend(v for v in g.all_inputs(node) if v.producer() is not None)
+            queue.extend(v for v in g.all_inputs(node) if v.producer() is not None or v in outer)
     return False
 
 
@@ -74,6 +78,13 @@ def of_the_scores(
     if not refused and any(product_above(v) for v in node.inputs if v is not None and v not in asked):
         return None
     return next((error for error, _ in refused or refusals), None)
+
+
+def from_outside(value: ir.Value, owners: Sequence[ir.Node]) -> Refused | NotAttention:
+    """What is said of scores that no node of the graph makes, but perhaps one around the loops ``owners``."""
+    if value in entering(owners) and product_above(value, owners):
+        return crossing("the softmax and the product with V lie", owners[0])
+    return NotAttention("the scores are an input")
 
 
 def _factors(node: ir.Node) -> Sequence[ir.Value | None] | None:

@@ -11,7 +11,7 @@ from flash_export.contrib_product import added_by
 from flash_export.dims import ONE
 from flash_export.layout import Axes, is_float_cast, step, trains
 from flash_export.patterns import zeroed
-from flash_export.patterns.branches import crossing, has_branches
+from flash_export.patterns.branches import crossing, entering, has_branches
 from flash_export.patterns.guards import guards_below, other_number
 from flash_export.patterns.layout_texts import RENAME_LENGTHS, rearranged
 from flash_export.patterns.nearby import product_below, summed_product, written_out
@@ -68,6 +68,15 @@ def _elsewhere(anchor: ir.Node, readers: list[ir.Node]) -> Refused | None:
     return None if owner is None else crossing("the product with V lies", owner)
 
 
+def _entered(value: ir.Value) -> Refused | None:
+    """Why an attention stays whose second product lies in a loop that is given ``value``."""
+    for owner in users(value):
+        inner = [new for new, old in entering([owner]).items() if old is value]
+        if any(product_below(node) for new in inner for node in users(new)):
+            return crossing("the product with V lies", owner)
+    return None
+
+
 def _shared(value: ir.Value, readers: list[ir.Node], region: Region) -> Exception:
     producer = value.producer()
     below = None if producer is None else _elsewhere(producer, readers)
@@ -76,7 +85,7 @@ def _shared(value: ir.Value, readers: list[ir.Node], region: Region) -> Exceptio
     if value.is_graph_output() and any(product_below(owner) for owner in region.owners):
         return crossing("the softmax lies", region.owners[0])
     if not any(product_below(node) for node in readers):
-        return NotAttention("the softmax's output enters no product")
+        return _entered(value) or NotAttention("the softmax's output enters no product")
     other = other_number(value, region)
     if other is not None:
         return other
@@ -100,7 +109,7 @@ def _shared(value: ir.Value, readers: list[ir.Node], region: Region) -> Exceptio
 
 def _changed(value: ir.Value, node: ir.Node) -> Exception:
     if not product_below(node):
-        return NotAttention("the softmax's output enters no product")
+        return _entered(value) or NotAttention("the softmax's output enters no product")
     if summed_product(node):
         return written_out(node)
     if _normalized(node.outputs[0]) is not None:

@@ -23,7 +23,7 @@ from flash_export.mask_terms import FORGETS, uniform
 from flash_export.patterns.layout_texts import RENAME_LENGTHS, rearranged
 from flash_export.patterns.lifted import BELOW_ALL, lifted
 from flash_export.patterns.narrowed import narrowing, refuse_lost_fills
-from flash_export.patterns.nearby import of_the_scores
+from flash_export.patterns.nearby import from_outside, of_the_scores
 from flash_export.patterns.row_factors import row_factor
 from flash_export.patterns.unread import unread
 from flash_export.region import Region, is_product
@@ -117,7 +117,7 @@ def read_scores(value: ir.Value, region: Region) -> tuple[ir.Node, list[Step]]:
 def _read_scores(value: ir.Value, region: Region) -> tuple[ir.Node, list[Step]]:
     node = value.producer()
     if node is None:
-        raise NotAttention("the scores are an input")
+        raise from_outside(value, region.owners)
     if is_product(node):
         return _product(node, region)
     reader = _READERS.get(node.op_type) if g.is_op(node, node.op_type) else None

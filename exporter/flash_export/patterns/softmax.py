@@ -56,7 +56,7 @@ def read(anchor: ir.Node, region: Region) -> Attention:
         down, second = read_probabilities(anchor, region)
         first, up = read_scores(source, region)
     except Refused as error:
-        if error.reason.code in NEARBY and not product_above(source):
+        if error.reason.code in NEARBY and not product_above(source, region.owners):
             raise NotAttention("no product of two activations lies above the softmax") from error
         raise
     for product in (first, second):
