@@ -2,7 +2,8 @@
 """Random inputs for a whole ONNX model that respect what each input is for.
 
 Integers stay below the size of the table they index, masks are realistic padding, lengths end at a key that is there,
-floats are standard normal. The same path, sizes, seed and kind always give the same numbers.
+boxes have their corners in order, floats are standard normal (boxes: 0 to 1). The same path, sizes, seed and kind
+always give the same numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from flash_export.errors import UsageError
-from flash_export.input_roles import Role, fed_inputs, read_roles
+from flash_export.input_roles import Role, fed_inputs, holds_boxes, read_roles
 from flash_export.length_roles import draw_lengths
 
 Padding = Literal["mixed", "full", "right", "left", "holes"]
@@ -94,6 +95,8 @@ class Drawn(Mapping[str, np.ndarray]):
         value, role = self._inputs[name], self._roles[name]
         rng = np.random.default_rng([self._seed, zlib.crc32(name.encode())])
         drawn = _draw(rng, value, self._shapes[name], self._sizes, role, self._kind, self._spread, self._seed)
+        if holds_boxes(name, drawn.shape):
+            drawn = _in_order(rng.random(drawn.shape).astype(drawn.dtype) if drawn.dtype.kind == "f" else drawn)
         return np.asarray(drawn)  # NumPy draws a number, not an array, for an input of rank 0
 
     def __iter__(self) -> Iterator[str]:
@@ -148,6 +151,11 @@ def _draw(
         high = min(256, np.iinfo(numpy_dtype).max + 1)
         return rng.integers(0, high, shape).astype(numpy_dtype)
     return (spread * rng.standard_normal(shape)).astype(numpy_dtype)
+
+
+def _in_order(boxes: np.ndarray) -> np.ndarray:
+    """``x0, y0, x1, y1`` such that x0 <= x1 and y0 <= y1."""
+    return np.sort(boxes.reshape(*boxes.shape[:-1], 2, 2), axis=-2).reshape(boxes.shape)
 
 
 def draw_mask(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from flash_export.errors import UsageError
+from flash_export.input_roles import holds_boxes
 from flash_export.load import Argument
 from flash_export.options import Dim, InputSpec, Options
 
@@ -78,6 +79,8 @@ def _shown(name: str, parameter: inspect.Parameter) -> str:
 def make_arguments(module: torch.nn.Module, specs: tuple[InputSpec, ...], seed: int = 0) -> tuple[Argument, ...]:
     """Tensors of the shapes and types of ``specs``: floats standard normal, integers 0 or 1, booleans true.
 
+    Boxes, which ``holds_boxes`` knows, have their corners in order, floats of them from 0 to 1.
+
     They come in the order of forward's parameters, as torch.export orders the graph's inputs.
     """
     order = list(inspect.signature(module.forward).parameters)
@@ -93,7 +96,12 @@ def draw_arguments(specs: tuple[InputSpec, ...], seed: int = 0) -> tuple[Argumen
     for spec in specs:
         shape = [sizes[dim.name] if isinstance(dim, Dim) else dim for dim in spec.dims]
         dims = {axis: dim for axis, dim in enumerate(spec.dims) if isinstance(dim, Dim)}
-        arguments.append(Argument(spec.name, _tensor(TORCH_DTYPES[spec.dtype], shape, generator), dims))
+        tensor = _tensor(TORCH_DTYPES[spec.dtype], shape, generator)
+        if holds_boxes(spec.name, shape):
+            tensor = _in_order(
+                torch.rand(shape, generator=generator).to(tensor) if tensor.is_floating_point() else tensor
+            )
+        arguments.append(Argument(spec.name, tensor, dims))
     return tuple(arguments)
 
 
@@ -108,6 +116,11 @@ def example_sizes(specs: tuple[InputSpec, ...]) -> dict[str, int]:
         free = [size for size in wanted if size not in sizes.values()]
         sizes[dim.name] = (free or wanted or [low if high is None else min(low, high)])[0]
     return sizes
+
+
+def _in_order(boxes: torch.Tensor) -> torch.Tensor:
+    """``x0, y0, x1, y1`` such that x0 <= x1 and y0 <= y1."""
+    return boxes.unflatten(-1, (2, 2)).sort(dim=-2).values.flatten(-2)
 
 
 def _tensor(dtype: torch.dtype, shape: list[int], generator: torch.Generator) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -104,6 +104,14 @@ def read_roles(model: ir.Model) -> dict[str, Role]:
 def fed_inputs(model: ir.Model) -> dict[str, ir.Value]:
     """The graph inputs without a default value, by name."""
     return {v.name or "": v for v in model.graph.inputs if v.name not in model.graph.initializers}
+
+
+def holds_boxes(name: str, shape: Sequence[int]) -> bool:
+    """Whether an input is the places of words on a page, ``x0, y0, x1, y1`` along its last axis.
+
+    Models look up ``x1 - x0`` in a table as well, so that both corners have to be in order; no operator says which.
+    """
+    return "bbox" in name.lower() and len(shape) > 0 and shape[-1] == 4
 
 
 def _role(model: ir.Model, value: ir.Value, shapes: Callable[[], Shapes]) -> Role:

@@ -303,3 +303,19 @@ def test_a_dim_that_only_a_multiple_of_is_had_has_its_size_in_the_example() -> N
     shape = {"t": np.zeros((3, 9, 7, 5), np.float32), "past": np.zeros(5, np.float32)}
     sizes = sizes_in(computed, shape)
     assert {name: n for name, n in sizes.items() if name.isidentifier()} == {"b": 3, "p": 5, "blocks": 2, "new": 2}
+
+
+def test_boxes_have_their_corners_in_order_below_their_table() -> None:
+    page = model(
+        """
+        g (int64[b,s,4] bbox, float16[b,4] other_bbox) => (float[b,s,4,3] y, float16[b,4] same)
+        <float[64,3] places> { y = Gather(places, bbox)  same = Identity(other_bbox) }"""
+    )
+    for kind in PADDINGS:
+        drawn = draw_inputs(page, {"b": 3, "s": 101}, kind=kind)
+        for name, highest in (("bbox", 63), ("other_bbox", 1)):
+            left, top, right, bottom = np.moveaxis(drawn[name], -1, 0)
+            assert ((left >= 0) & (left <= right) & (right <= highest)).all()
+            assert ((top >= 0) & (top <= bottom) & (bottom <= highest)).all()
+        assert drawn["bbox"].max() > 50
+        assert drawn["other_bbox"].dtype == np.float16

@@ -85,3 +85,22 @@ def test_flags_are_suggested_that_parse_and_are_integers_for_an_embedding(
     for form in (module, torch.jit.script(module)):
         flags = [flag for flag in suggested(names, form).split() if flag != "--input"]
         assert [spec.dtype for spec in parse_inputs(flags)] == types
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float32", "float16"])
+def test_boxes_have_their_corners_in_order_and_stay_within_the_page(dtype: str) -> None:
+    for seed in range(5):
+        (boxes,) = make_arguments(Block(), parse_inputs([f"bbox:{dtype}:batch,seq,4"]), seed)
+        left, top, right, bottom = boxes.tensor.float().unbind(-1)
+        assert ((left >= 0) & (left <= right) & (right <= 1)).all()
+        assert ((top >= 0) & (top <= bottom) & (bottom <= 1)).all()
+        assert (left < right).any()
+        assert (top < bottom).any()
+
+
+def test_the_sides_of_other_names_and_lengths_are_left_as_they_come() -> None:
+    specs = parse_inputs(["boxes:int64:n,4", "bbox:int64:m,5"])
+    before = make_arguments(Block(), specs)
+    generator = torch.Generator().manual_seed(0)
+    for argument, shape in zip(before, [(2, 4), (7, 5)], strict=True):
+        assert torch.equal(argument.tensor, torch.randint(0, 2, shape, generator=generator))
