@@ -16,7 +16,7 @@ import onnxruntime
 from flash_export import runtime_defects
 from flash_export.errors import MissingHere, UsageError
 from flash_trt import native, node_faults, onnx_file
-from flash_trt.ort_errors import cannot_load
+from flash_trt.ort_errors import cannot_load, unwritten_file
 
 LIBRARY = "libflash_attention_cpu.so"
 VARIABLE = "FLASH_TRT_CPU_OPERATOR"
@@ -58,8 +58,8 @@ def session(path: str | Path, **options: Any) -> onnxruntime.InferenceSession:
         options: attributes of ``onnxruntime.SessionOptions`` by name, ``intra_op_num_threads=2`` for example.
 
     Raises:
-        UsageError: an option that ONNX Runtime does not have, or not with this value; no path, no such file, no ONNX;
-            or a FlashAttention node whose attributes are not the operator's.
+        UsageError: an option that ONNX Runtime does not have, or not with this value, or a file that it cannot write;
+            no path, no such file, no ONNX; or a FlashAttention node whose attributes are not the operator's.
         UnsafeInput, UnsupportedModel: as ``onnx_file.require_safe``, a newer version of the operator among them;
             UnsupportedModel too where ONNX Runtime does not load the model, or the operator refuses an attribute's
             value or a tensor's type.
@@ -89,7 +89,9 @@ def session(path: str | Path, **options: Any) -> onnxruntime.InferenceSession:
             disabled_optimizers=runtime_defects.disabled_optimizers(model),
         )
     except Exception as error:  # ONNX Runtime's errors share no other base
-        raise node_faults.dtype_fault(model) or cannot_load(model, error) from error
+        optimized = settings.optimized_model_filepath
+        unwritten = unwritten_file("optimized_model_filepath", optimized, error) if optimized else None
+        raise unwritten or node_faults.dtype_fault(model) or cannot_load(model, error) from error
 
 
 def _set(settings: onnxruntime.SessionOptions, name: str, value: object) -> None:

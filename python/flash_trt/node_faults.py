@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import onnx
+import onnx.inliner
 
 from flash_export import call_count
 from flash_export.errors import UnsupportedModel, UsageError
 from flash_export.op import DOMAIN, FLOAT_ATTRIBUTES, INT_ATTRIBUTES, OPERATORS, STRING_ATTRIBUTES
+from flash_trt.onnx_file import graphs_of
 
 _TYPES = {
     **dict.fromkeys(INT_ATTRIBUTES, onnx.AttributeProto.INT),
@@ -41,21 +43,16 @@ def attribute_fault(path: Path) -> UsageError | None:
 
 
 def dtype_fault(path: Path) -> UnsupportedModel | None:
-    """The first input, of any FlashAttention node of the graph, whose type the operator does not take.
+    """The first input, of any FlashAttention node that runs, whose type the operator does not take.
 
     None where there is none as far as the types are known, or the file is no model.
     """
     proto = _proto(path)
-    if proto is None:
-        return None
-    types = _types(proto)
-    for node in proto.graph.node:
-        if node.domain != DOMAIN or node.op_type not in OPERATORS:
-            continue
-        names = dict(zip(OPERATORS[node.op_type].inputs, node.input, strict=False))
-        query = types.get(next(iter(names.values()), ""), 0)
-        for tensor, value in names.items():
-            got, (need, words) = types.get(value, 0), _allowed(tensor, query)
+    for node, types in _typed_nodes(proto) if proto else ():
+        tensors = OPERATORS[node.op_type].inputs
+        query = next(iter(types), 0)
+        for tensor, value, got in zip(tensors, node.input, types, strict=False):
+            need, words = _allowed(tensor, query)
             if got and got not in need:
                 return UnsupportedModel(
                     "a FlashAttention node's tensor is of a type that the operator does not take",
@@ -116,13 +113,37 @@ def _nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
         yield from (n for n in call_count.all_nodes(nodes) if n.domain == DOMAIN and n.op_type in OPERATORS)
 
 
-def _types(proto: onnx.ModelProto) -> dict[str, int]:
-    """Value name -> type, of the graph's values as far as they are known."""
+def _typed_nodes(proto: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, list[int]]]:
+    """Every FlashAttention node that runs, as the file has it, with its inputs' types; 0: not known.
+
+    A node inside a called function comes once for each call, with the types of that call.
+    """
+    written = list(_nodes(proto))
+    for index, node in enumerate(written):
+        node.doc_string = str(index)  # with the calls written out, other names are in its place
+    for node, types in _walk(_inferred(proto), {}):
+        yield written[int(node.doc_string)], [types.get(name, 0) for name in node.input]
+
+
+def _inferred(proto: onnx.ModelProto) -> onnx.GraphProto:
+    """The graph with the calls written out, and the types of its values as far as they are known."""
+    ours = [(f.domain, f.name) for f in proto.functions if f.domain == DOMAIN]
+    flat = proto
     try:
-        graph = onnx.shape_inference.infer_shapes(proto).graph
+        flat = onnx.inliner.inline_selected_functions(proto, ours, exclude=True)
+        return onnx.shape_inference.infer_shapes(flat).graph
     except Exception:  # 2 GB or more, or shapes that contradict one another
-        graph = proto.graph
-    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+        return flat.graph
+
+
+def _walk(graph: onnx.GraphProto, outer: Mapping[str, int]) -> Iterator[tuple[onnx.NodeProto, Mapping[str, int]]]:
+    """The FlashAttention nodes of a graph and of the graphs in it, each with the types of the values that it sees."""
+    types = {**outer, **{tensor.name: tensor.data_type for tensor in graph.initializer}}
     for value in (*graph.input, *graph.value_info):
         types[value.name] = value.type.tensor_type.elem_type
-    return types
+    for node in graph.node:
+        if node.domain == DOMAIN and node.op_type in OPERATORS:
+            yield node, types
+        for attribute in node.attribute:
+            for inner in graphs_of(attribute):
+                yield from _walk(inner, types)

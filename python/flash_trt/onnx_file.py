@@ -182,12 +182,16 @@ def _require_known_nodes(path: Path, proto: onnx.ModelProto) -> None:
 
 
 def _require_known_version(path: Path, proto: onnx.ModelProto) -> None:
-    version = max((opset.version for opset in proto.opset_import if opset.domain == DOMAIN), default=VERSION)
-    if version > VERSION:
+    """A function has opsets of its own, which ONNX Runtime passes over too."""
+    imports = [(str(path), proto.opset_import)]
+    imports += [(f'{path}, function "{function.name}"', function.opset_import) for function in proto.functions]
+    for where, opset in ((where, opset) for where, opsets in imports for opset in opsets):
+        if opset.domain != DOMAIN or opset.version <= VERSION:
+            continue
         raise UnsupportedModel(
             "the model was written by a newer flash-export",
-            where=str(path),
-            got=f"version {version} of the operators in domain {DOMAIN}",
+            where=where,
+            got=f"version {opset.version} of the operators in domain {DOMAIN}",
             need=f"version {VERSION} or older",
             do="install the flash-export that wrote it, or export the model again with this one",
         )

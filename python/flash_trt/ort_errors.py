@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -12,6 +13,10 @@ _FIVE_PARTS = re.compile(
     r"(?P<what>[^\n:]+)\n  where (?P<where>.*)\n  got   (?P<got>.*)\n  need  (?P<need>.*)\n  do    (?P<do>.*)"
 )
 """An error of the operator library, without what ONNX Runtime says before it."""
+
+
+_UNWRITTEN = re.compile(r"SystemError : (?P<number>\d+)$|Protobuf serialization failed")
+"""An optimized model could not be opened, or not be written whole. What it reads it names by another error."""
 
 
 def one_line(error: Exception) -> str:
@@ -35,6 +40,21 @@ def cannot_load(model: Path, error: Exception) -> UserError:
         )
     kind = UsageError if told["where"].startswith("environment variable ") else UnsupportedModel
     return kind(told["what"].strip(), where=told["where"], got=told["got"], need=told["need"], do=told["do"])
+
+
+def unwritten_file(option: str, path: str, error: Exception) -> UsageError | None:
+    """What to say when ONNX Runtime does not write the file that an option asks for; None for another error."""
+    failed = _UNWRITTEN.search(str(error))
+    if failed is None:
+        return None
+    why = os.strerror(int(failed["number"])) if failed["number"] else one_line(error)
+    return UsageError(
+        "ONNX Runtime cannot write a file that an option asks for",
+        where=f"option {option}",
+        got=f"{option}={path!r}: {why}",
+        need="the path of a file in a folder that is there, may be written to and has room",
+        do="make the folder, or correct the path",
+    )
 
 
 def fails_on(model: Path, error: Exception) -> UsageError:

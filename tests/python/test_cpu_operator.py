@@ -212,6 +212,62 @@ def test_a_type_that_the_operator_does_not_take_is_told_with_the_rule(
     assert error.value.need == need
 
 
+@pytest.mark.parametrize("place", ["branch", "function", "function_in_branch"])
+def test_a_type_is_told_wherever_the_node_is(tmp_path: Path, place: str) -> None:
+    """The clash shows only with the types of the call, and behind a node whose output the file says no type of."""
+    half, single = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+    shape = [1, attention_models.HEADS, 3, attention_models.HEAD_DIM]
+    helper = onnx.helper
+    nodes = [
+        helper.make_node("Neg", ["key"], ["negative"]),
+        attention_models.flash_node(("query", "negative", "value"), name="odd one"),
+    ]
+    opsets = [helper.make_opsetid(domain, version) for domain, version in (("", 18), ("flash_export", 1), ("mine", 1))]
+    function = helper.make_function("mine", "Block", ["query", "key", "value"], ["output"], nodes, opsets)
+    if "function" in place:
+        nodes = [helper.make_node("Block", ["query", "cache", "value"], ["output"], domain="mine")]
+        nodes.insert(0, helper.make_node("Identity", ["key"], ["cache"]))
+    output = helper.make_tensor_value_info("output", single, shape)
+    if "branch" in place:
+        nothing = helper.make_node("Identity", ["query"], ["output"])
+        branches = {
+            f"{name}_branch": helper.make_graph(n, name, [], [output])
+            for name, n in (("then", nodes), ("else", [nothing]))
+        }
+        nodes = [helper.make_node("If", ["choice"], ["result"], **branches)]
+        output = helper.make_tensor_value_info("result", single, shape)
+    types = {"query": single, "key": half, "value": single}
+    inputs = [helper.make_tensor_value_info(name, dtype, shape) for name, dtype in types.items()]
+    inputs.append(helper.make_tensor_value_info("choice", onnx.TensorProto.BOOL, []))
+    graph = helper.make_graph(nodes, "g", inputs, [output])
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9, functions=[function]), path)
+    with pytest.raises(UnsupportedModel, match="a type that the operator does not take") as error:
+        flash_trt.session(path)
+    assert error.value.where == f'{path}, node "odd one", tensor key ("negative")'
+    assert (error.value.got, error.value.need) == ("FLOAT16", "the query's type, FLOAT")
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("no such folder/x.onnx", "No such file or directory"),
+        ("", "Is a directory"),
+        ("model.onnx/x.onnx", "Not a directory"),
+        ("/dev/full", "serialization failed"),
+    ],
+)
+def test_a_file_that_an_option_asks_for_and_cannot_be_written_is_no_fault_of_the_model(
+    fused: Path, path: str, why: str
+) -> None:
+    asked = str(fused.parent / path)
+    with pytest.raises(UsageError, match="cannot write a file") as error:
+        flash_trt.session(fused, optimized_model_filepath=asked, log_severity_level=4)
+    assert error.value.where == "option optimized_model_filepath"
+    assert f"optimized_model_filepath={asked!r}: " in error.value.got
+    assert why in error.value.got
+
+
 @pytest.mark.parametrize(
     ("name", "value", "need"),
     [
@@ -235,6 +291,24 @@ def test_a_newer_operator_version_is_refused_with_both(fused: Path) -> None:
         flash_trt.session(edited(fused, newer))
     assert "version 2" in error.value.got
     assert "version 1" in error.value.need
+
+
+def test_a_newer_operator_version_of_a_function_is_refused_too(fused: Path) -> None:
+    """It has opsets of its own; ONNX Runtime runs it as the model's version."""
+
+    def newer(proto: onnx.ModelProto) -> None:
+        node = next(node for node in proto.graph.node if node.domain == "flash_export")
+        opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("flash_export", 2)]
+        names = list(node.input), list(node.output)
+        proto.functions.append(onnx.helper.make_function("mine", "Block", *names, [node], opsets))
+        node.CopyFrom(onnx.helper.make_node("Block", *names, domain="mine"))
+        proto.opset_import.append(onnx.helper.make_opsetid("mine", 1))
+
+    path = edited(fused, newer)
+    with pytest.raises(UnsupportedModel, match="newer") as error:
+        flash_trt.session(path)
+    assert error.value.where == f'{path}, function "Block"'
+    assert "version 2" in error.value.got
 
 
 def _loose(proto: onnx.ModelProto, how: str) -> None:
