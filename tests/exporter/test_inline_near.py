@@ -14,7 +14,7 @@ from exporter.scaled import run_scaled
 from exporter.torch_exports import run
 
 from flash_export.find import find
-from flash_export.inline import functions_with, inline_near
+from flash_export.inline import NEAR, functions_with, inline_near
 from flash_export.op import DOMAIN
 from flash_export.patterns import PATTERNS
 from flash_export.rewrite import rewrite
@@ -136,6 +136,16 @@ def test_a_softmax_that_only_stands_beside_attention_is_none() -> None:
     functions = BENT + APPLY + function("Class", "x", "[last] r = Softmax <axis = -1> (x)")
     sites = {s.name: s.status for s in find(ir.from_proto(parsed(body, functions)))}
     assert sites == {"weigh": "refused", "last": "not_attention"}
+
+
+@pytest.mark.parametrize(("operators", "expected"), [(NEAR - 2, "fused"), (NEAR, "not_attention")])
+def test_a_product_in_a_function_is_seen_as_far_as_the_page_says(
+    operators: int, expected: str, repo_root: Path
+) -> None:
+    between = "".join(f"s{i + 1} = Neg (s{i})\n" for i in range(operators))
+    body = f"s0 = local.Scores (q, k)\n{between} p = Softmax <axis = -1> (s{operators})\n out = MatMul (p, v)"
+    assert [site.status for site in find(ir.from_proto(parsed(body, SCORES + PRODUCT)))] == [expected]
+    assert f"among the {NEAR} operators nearest to a softmax" in (repo_root / "docs" / "finding.md").read_text()
 
 
 def test_functions_that_are_not_near_or_call_themselves_stay() -> None:
