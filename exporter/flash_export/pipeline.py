@@ -16,8 +16,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from flash_export import dim_ranges, interrupt, own_patterns, report, report_example
-from flash_export.advice import GUARD
+from flash_export import dim_ranges, interrupt, own_patterns, report, report_example, square_bias
 from flash_export.blame import blame
 from flash_export.check import NotProven, check
 from flash_export.check_model import CannotRunUnfused
@@ -269,18 +268,8 @@ def judge(sites: Sequence[Site], options: Options, talk: Talk) -> None:
         )
     if refused:
         talk.warn(f"{len(refused)} attention(s) left as standard ONNX, each with its reason above")
-    new = [site for site in sites if site.status == "fused" and not site.already]
-    square = [site for site in new if 1 not in (site.bias_shape or [1])[-2:]]
-    if square:
-        what = f"{len(square)} attention(s) read a bias of queries x keys: the model builds that tensor, S x S"
-        talk.warn(f"{what}\n  do: {_SMALLER}")
-
-
-_SMALLER = (
-    "where it only hides positions, hide them with -inf or a boolean mask, not with a large finite number, so that "
-    "causal becomes an attribute and padding one row; what differs for each query (ALiBi, relative positions, a mask "
-    f"that is an input) stays. {GUARD}"
-)
+    if (note := square_bias.warning(sites)) is not None:
+        talk.warn(note)
 
 
 def node_count(model: ir.Model) -> int:
