@@ -26,6 +26,7 @@ from flash_export.errors import NumbersDiffer, UnsupportedModel, UsageError
 from flash_export.function_body import functions_for
 from flash_export.hidden_rows import HiddenRows
 from flash_export.inline import CannotInline, inline, inline_near
+from flash_export.own_sites import pattern_of
 from flash_export.patterns import PATTERNS
 from flash_export.runtime import why_not_loaded
 from flash_export.runtime_defects import crash_of
@@ -130,7 +131,7 @@ def check(
             except CannotProve as error:
                 doubts[site.name] = str(error)
         tell("sites", len(rewritten), len(rewritten))
-        _raise_for_sites(site_runs)
+        _raise_for_sites(site_runs, rewritten)
         if doubts:
             raise NotProven(doubts)
         tell("fused model", 0, 1)
@@ -265,19 +266,21 @@ def _boundaries(sites: Sequence[Site], plain: ir.Model, flash: ir.Model) -> list
     return found
 
 
-def _raise_for_sites(runs: Sequence[SiteRun]) -> None:
+def _raise_for_sites(runs: Sequence[SiteRun], sites: Sequence[Site]) -> None:
     failed = [(run, run.verdict) for run in runs if not run.verdict.passed]
     if not failed:
         return
     names = list(dict.fromkeys(run.site for run, _ in failed))
     worst, verdict = failed[0]
     skip = " ".join(f"--skip {name}" for name in names)
+    patterns = dict.fromkeys(filter(None, (pattern_of(site) for site in sites if site.name in names)))
+    mend = f"correct the reader in {', '.join(patterns)}" if patterns else "please report the model"
     raise NumbersDiffer(
         "the fused attention does not compute what the unfused one does",
         where=f"site {', '.join(names)}" + (f" of {len({r.site for r in runs})}" if len(names) > 1 else ""),
         got=f"{verdict.why} at {worst.trial}",
         need=f"at most {verdict.tolerance:.3g}: twice the unfused attention's own float32 rounding",
-        do=f"leave it as standard ONNX with {skip}, and please report the model",
+        do=f"leave it as standard ONNX with {skip}, and {mend}",
     )
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from flash_export.own_reader import root_of
 from flash_export.patterns import PATTERNS
 from flash_export.plan import Plan
@@ -14,7 +16,9 @@ def pattern_of(site: Site) -> str:
     if not isinstance(site.match, Plan):
         return ""
     anchor = site.match.anchor
-    reader = PATTERNS.get((anchor.domain, anchor.op_type))
+    reader: object = PATTERNS.get((anchor.domain, anchor.op_type))
     if reader is None or root_of(reader) == __package__:
         return ""
-    return str(getattr(reader, "__module__", None) or root_of(reader))
+    while isinstance(reader, functools.partial):
+        reader = reader.func
+    return str(getattr(reader, "__module__", None) or "a module of your own")

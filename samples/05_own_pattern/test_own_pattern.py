@@ -74,4 +74,5 @@ def test_a_pattern_that_forgets_the_temperature_is_caught_by_name(
     with pytest.raises(NumbersDiffer) as caught:
         pipeline.run(Options(source=own_pattern.write_model(tmp_path / "model.onnx"), output=output, quiet=True))
     assert "attention" in caught.value.where
+    assert caught.value.do.endswith(f"and correct the reader in {forgetful.__module__}")
     assert not output.exists()
