@@ -4,13 +4,13 @@
 A row that sees one key gets that key's value whatever the scale, and so does every row where a model takes no length
 but 1. As in flash-export's own check, inputs on which such a fault does not show prove nothing of attention. All scales
 are made 1 % wrong at once; then each node's alone, tenfold, since a node that is seen hides one that is not; then each
-window is left out.
+window is left out, alone as well.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,28 +54,40 @@ def look(fused: Path, runs: Sequence[RunOutputs], more: Sequence[tuple[Outputs, 
         return Sight()
     tried = _Tried(fused, proto, list(runs), more, softcap)
     needed = {node.name for node in onnx_file.flash_nodes(proto) if node.is_needed}
-    names = [name for _, node in _places(proto) if (name := _name(node)) in needed]
+    # Two nodes may have one name, as those in the branches of an If.
+    places = {i: node for i, (_, node) in enumerate(_places(proto)) if _name(node) in needed}
     if not tried.shows(_scaled(SEEDED_FAULT)):
         return Sight(blind=True)
-    together = len(names) > 1 and len(names) * _loaded_bytes(fused, proto) > _MOST_LOADED
-    alone = names if len(names) > 1 and not together else []
-    hidden = tuple(name for name in alone if not tried.shows(_scaled(_TENFOLD), only=name))
-    return Sight(nodes=hidden, together=together, windows=tuple(_unseen_windows(proto, tried, needed)))
+    windows = list(_windows(places))
+    loads = len(places) + len(windows)
+    together = len(places) > 1 and loads * _loaded_bytes(fused, proto) > _MOST_LOADED
+    alone = places if len(places) > 1 and not together else {}
+    hidden = tuple(_name(node) for i, node in alone.items() if not tried.shows(_scaled(_TENFOLD), only=i))
+    return Sight(nodes=hidden, together=together, windows=tuple(_unseen_windows(windows, tried, together=together)))
 
 
-def _unseen_windows(proto: onnx.ModelProto, tried: _Tried, needed: set[str]) -> Iterator[UnseenWindow]:
-    """The first node of each window without which the runs pass too; windows of one size are left out together."""
-    by_window: dict[tuple[str, int], str] = {}
-    for _, node in _places(proto):
+_Window = tuple[int, UnseenWindow]
+"""A window, and the place of its node."""
+
+
+def _windows(places: Mapping[int, onnx.NodeProto]) -> Iterator[_Window]:
+    for i, node in places.items():
         values = {a.name: a.i for a in node.attribute if not a.ref_attr_name}
         for attribute in ("window_left", "window_right"):
             size = values.get(attribute, -1)
             # A causal mask hides all that a window to the right would.
-            if size >= 0 and not (attribute == "window_right" and values.get("causal")) and _name(node) in needed:
-                by_window.setdefault((attribute, size), _name(node))
-    for (attribute, size), name in by_window.items():
-        if not tried.shows(_without_window(attribute, size)):
-            yield UnseenWindow(name, attribute, size)
+            if size >= 0 and not (attribute == "window_right" and values.get("causal")):
+                yield i, UnseenWindow(_name(node), attribute, size)
+
+
+def _unseen_windows(windows: Sequence[_Window], tried: _Tried, *, together: bool) -> Iterator[UnseenWindow]:
+    """Those without which the runs pass too; of one size ``together``, the first node's is given for all of them."""
+    first: dict[tuple[str, int], _Window] = {}
+    for i, window in windows:
+        first.setdefault((window.attribute, window.size), (i, window))
+    for i, window in first.values() if together else windows:
+        if not tried.shows(_without_window(window.attribute, window.size), only=None if together else i):
+            yield window
 
 
 @dataclasses.dataclass(slots=True)
@@ -88,14 +100,14 @@ class _Tried:
     more: Sequence[tuple[Outputs, Outputs]]
     softcap: bool
 
-    def shows(self, change: _Change, *, only: str | None = None) -> bool:
-        """Whether a run fails once ``change`` was made in every node, or in ``only`` those of that name.
+    def shows(self, change: _Change, *, only: int | None = None) -> bool:
+        """Whether a run fails once ``change`` was made in every node, or in ``only`` that of ``_places``.
 
         True where nothing was changed.
         """
         faulty = onnx.ModelProto()
         faulty.CopyFrom(self.proto)
-        made = [change(nodes, node) for nodes, node in list(_places(faulty)) if only in (None, _name(node))]
+        made = [change(*place) for i, place in enumerate(list(_places(faulty))) if only in (None, i)]
         if not any(made):
             return True
         for function in faulty.functions:  # one of FlashAttention alone may do without the standard operators

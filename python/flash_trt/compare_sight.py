@@ -14,7 +14,7 @@ from flash_export.talk import Talk
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class UnseenWindow:
-    """A window that hid no key in any run: ``attribute`` of ``node`` is ``size``, and its end lies past all of them."""
+    """A window without which every run passes: ``attribute`` of ``node`` is ``size``, as a rule past all lengths."""
 
     node: str
     attribute: str
@@ -66,13 +66,14 @@ class Sight:
         """
         if self.windows:
             talk.warn(
-                f"no set of inputs is longer than these windows, so that a wrong one passes: {_some(self.windows)}; "
-                "compare on such a length too, with --shape NAME:MIN,OPT,MAX or --values FILE.npz"
+                "these windows could be left out as well, as where no inputs are longer, so that a wrong one passes: "
+                f"{_some(self.windows)}; compare on such a length too, with --shape NAME:MIN,OPT,MAX or --values "
+                "FILE.npz"
             )
         if self.together:
             talk.warn(
-                f"{fused} is large, so the scales of its attentions were made wrong all at once, not each alone: an "
-                "attention on which no output depends would not have been noticed"
+                f"{fused} is large, so the scales and windows of its attentions were made wrong all at once, not each "
+                "alone: an attention on which no output depends would not have been noticed"
             )
         if not self.blind and not self.nodes:
             return

@@ -182,15 +182,15 @@ def test_attentions_of_a_large_model_are_tried_together_and_that_is_said(
     assert json.loads(written.read_text())["nodes_tried_alone"] is False
 
 
-def _in_a_branch(path: Path) -> Path:
-    """The model with its FlashAttention node in both branches of an If."""
+def _in_a_branch(path: Path, *, one_name: bool = False) -> Path:
+    """The model with its FlashAttention node in both branches of an If, named as they are or alike."""
     model = onnx.load(path)
     node, output = model.graph.node[0], model.graph.output[0]
     branches = {}
     for branch in ("then_branch", "else_branch"):
         inner = onnx.NodeProto()
         inner.CopyFrom(node)
-        inner.name, inner.output[0] = branch, branch
+        inner.name, inner.output[0] = "attention" if one_name else branch, branch
         made = helper.make_tensor_value_info(branch, FLOAT, ["batch", HEADS, "seq", HEAD_DIM])
         branches[branch] = helper.make_graph([inner], branch, [], [made])
     # A condition that ONNX Runtime does not know before it runs.
@@ -216,6 +216,14 @@ def test_an_attention_in_a_branch_is_tried_too(
     assert "nothing of attention was compared" in " ".join(capsys.readouterr().err.split())
     assert flash_trt("compare", *pair) == EXIT_USAGE
     assert 'nothing of node "else_branch" was compared' in " ".join(capsys.readouterr().err.split())
+
+
+def test_attentions_of_one_name_are_tried_each_alone(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fused_path, unfused_path = _pair(tmp_path)
+    assert flash_trt("compare", _in_a_branch(fused_path, one_name=True), unfused_path) == EXIT_USAGE
+    assert 'nothing of node "attention" was compared' in " ".join(capsys.readouterr().err.split())
 
 
 def _in_a_function(path: Path, scale: float, *, default: bool) -> Path:
