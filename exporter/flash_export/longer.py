@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -26,16 +26,18 @@ Sizes = dict[str, int]
 class Longer:
     """One more set of inputs: ``choices`` of the dynamic dims, the longest first, of which the first taken counts.
 
-    ``names``: each size that one of the choices is longer than, and where it comes from.
+    ``names``: each size that one of the choices is longer than, and where it comes from. ``too_large``: those of the
+    unfused model that none is longer than, since a tensor would be too large.
     """
 
     choices: tuple[Sizes, ...]
     names: tuple[str, ...]
+    too_large: tuple[str, ...]
 
 
 def longer_setting(
     model: ir.Model,
-    settings: Sequence[Sequence[Sizes]],
+    taken: Iterable[Sizes],
     every: Sequence[Mapping[str, tuple[int, int]]],
     own: Collection[int],
     *,
@@ -44,38 +46,56 @@ def longer_setting(
     """A set of inputs that is longer than all windows that it can be; shorter ones where the model refuses it.
 
     The fused model may lack a window that the unfused one has, so the numbers that this makes masks by positions with,
-    and those behind which its ready-made masks change, count as well. None where the ``settings`` are long enough,
-    where the ranges of the dims end before, or where a tensor of the unfused model would be too large.
+    and those behind which its ready-made masks change, count as well. None where the ``taken`` are long enough, or
+    where the ranges of the dims end before.
 
     Args:
         model: the unfused one.
-        settings: those that are tried anyway.
+        taken: the sizes of all dynamic dims, of each set of inputs that is tried anyway.
         every: ranges of the dims, of each profile of an engine.
         own: the sizes of the fused model's windows.
         most: elements in one tensor of the unfused model.
     """
     lengths = [name for name, is_batch in dynamic_dims(model).items() if not is_batch]
-    if not lengths:
+    reached = _reached(lengths, list(taken), every)
+    if reached is None:
         return None
-    reached = max(choices[0][name] for choices in settings for name in lengths)
-    needed = [(size + 2, f"{size} in the fused model") for size in own]
+    needed = [(size + 2, f"{size} in the fused model", True) for size in own]
     # i - j < 300 hides a key from 301 on, i - j <= 300 one later.
-    needed += [(n + 1, f'{n} at node "{node}"') for n, node in numbers_on_positions(model).items()]
-    needed += [(n + 1, f'{n} in table "{table}"') for n, table in numbers_in_tables(model).items()]
-    needed = sorted((one for one in needed if reached < one[0] <= MAX_DIM), reverse=True)
-    if not needed:
-        return None
-    extent, found, names = Extent(model), [], []
-    for least, name in needed:
-        fitting = [
+    needed += [(n + 1, f'{n} at node "{node}"', False) for n, node in numbers_on_positions(model).items()]
+    needed += [(n + 1, f'{n} in table "{table}"', False) for n, table in numbers_in_tables(model).items()]
+    extent, names, too_large = Extent(model), [], []
+    found: list[Sizes] = []
+    for least, name, is_own in sorted((one for one in needed if reached < one[0] <= MAX_DIM), reverse=True):
+        possible = [
             choice
             for ranges, length in itertools.product(every, (least + _PAST, least))  # some models end soon after
             for choice in _choices(model, lengths, ranges, length, least)
-            if extent.largest(choice) <= most
         ]
-        found += [choice for choice in fitting if choice not in found]
-        names += [name] if fitting else []
-    return Longer(tuple(found), tuple(names)) if found else None
+        fitting = [choice for choice in possible if extent.largest(choice) <= most]
+        for choice in fitting:
+            if choice not in found:
+                found.append(choice)
+        if fitting:
+            names.append(name)
+        elif possible and not is_own:
+            too_large.append(name)
+    return Longer(tuple(found), tuple(names), tuple(too_large)) if found or too_large else None
+
+
+def _reached(
+    lengths: Sequence[str], taken: Sequence[Sizes], every: Sequence[Mapping[str, tuple[int, int]]]
+) -> int | None:
+    """How long every length that can be longer is in one of the ``taken``; None where none of them can be.
+
+    A window may be on any of them: one that is long enough on the longest may hide nothing on the shortest.
+    """
+    longest = {name: max((sizes[name] for sizes in taken), default=0) for name in lengths}
+    ends = {name: max(ranges.get(name, (0, MAX_DIM))[1] for ranges in every) for name in lengths}
+    growing = [name for name in lengths if ends[name] > longest[name]]
+    if not growing:
+        return None
+    return max((min(sizes[name] for name in growing) for sizes in taken), default=0)
 
 
 def _choices(

@@ -104,8 +104,9 @@ def plan_trials(
         if found == [{}] or (found not in roomy and found[0] != shown):  # nothing large is run twice at the same sizes
             roomy.append(found)
     trials = [[_draw(model, sizes, seed + i, batches, roles) for sizes in found] for i, found in enumerate(roomy)]
-    longer = longer_setting(model, settings, [ranges], windows, most=EASY_ELEMENTS)
-    if longer:
+    taken = [choices[0] for choices in settings]
+    longer = longer_setting(model, taken, [ranges], windows, most=EASY_ELEMENTS)
+    if longer and longer.choices:
         trials.append([_draw(model, sizes, seed, batches, roles, "full") for sizes in longer.choices])
     if whole:
         trials.append([Trial("example", dict(example))])

@@ -2,7 +2,8 @@
 """The numbers that may be sizes of windows: whole constants that a model's masks by positions are made with.
 
 A window is no operator of ONNX. Models write it as ``j > i - 200``, as a triangle whose diagonal is moved by 200, as a
-triangle that is padded or cut by 200, as positions that start at 200, or as chunks of 200.
+triangle that is padded or cut by 200, as positions that start at 200, or as chunks of 200. Operators of other domains
+have it as an attribute.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ _MAKE_POSITIONS = frozenset(("Shape", "Size", "Range", "ConstantOfShape"))
 
 _KEEP_NUMBERS = frozenset(("Neg", "Abs", "Cast", "Identity", "Squeeze", "Unsqueeze", "Reshape", "Concat"))
 
+_WINDOWS = frozenset(("local_window_size", "window_left", "window_right"))
+"""Attributes of other domains' operators: of ONNX Runtime's, which count a row's own key, and of ours, which do not."""
+
 _MOST_NUMBERS = 16
 """In a constant: the widths of a tensor of rank 8."""
 
@@ -55,6 +59,10 @@ def numbers_on_positions(model: ir.Model) -> dict[int, str]:
 
 def _numbers_of(node: ir.Node, positions: set[ir.Value]) -> Iterator[int]:
     if node.domain != "":
+        for name in _WINDOWS & node.attributes.keys():
+            attribute = node.attributes[name]
+            if attribute.type == ir.AttributeType.INT and not attribute.is_ref() and attribute.as_int() >= 0:
+                yield from (attribute.as_int(), attribute.as_int() + 1)  # keys of a row, or only those before its own
         return
     if node.op_type in _ON_TWO:
         if all(value is not None and _is_constant(value) for value in node.inputs):

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from flash_export.trials import Trial
 from flash_trt import compare_fault, compare_windows, engine_file, node_bodies, onnx_file, runners, tensor_files
 from flash_trt.compare_choice import Chooser, infer
 from flash_trt.compare_html import as_html, nearness
-from flash_trt.compare_inputs import InputOptions, plan_runs
+from flash_trt.compare_inputs import InputOptions, LongerTrials, plan_longer, plan_runs
 from flash_trt.compare_sight import Sight
 from flash_trt.onnx_file import OnnxFile
 from flash_trt.ort_errors import one_line
@@ -124,14 +125,16 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
     _warn_of_weak_comparisons(fused, reference, talk)
     with talk.step("draw", "inputs"):
         engine = engine_file.read(options.fused) if fused is None else None
-        planned = plan_runs(options.inputs, reference, engine, talk, windows=compare_windows.sizes_of(fused))
-        _check_outputs(options, read, runs=len(planned))
+        planned = plan_runs(options.inputs, reference, engine, talk)
+        windows = compare_windows.sizes_of(fused)
+        _check_outputs(options, read, runs=len(planned) + 1)  # and a longer one
         if first := _saved_as(options, 0):
             tensor_files.check(first, {name: array.dtype for name, array in planned[0][0].feeds.items()})
     with contextlib.ExitStack() as stack:
         sides = stack.enter_context(_open_sides(options, fused))
         with talk.step("run", f"{len(planned)} sets of inputs, {sides.precision}"):
-            runs = list(_run_all(planned, sides, options, talk))
+            longer = functools.partial(plan_longer, options.inputs, reference, engine, windows=windows)
+            runs = list(_run_all(planned, longer, sides, options, talk))
             more = more_roundings(sides.model, runs, sides.folder)
             softcap = fused is not None and any(node.attributes.get("softcap") for node in fused.flash_nodes)
             verdicts = judge_runs(runs, more=more, rounding=sides.rounding, softcap=softcap)
@@ -254,17 +257,16 @@ def _open_wide(model: ir.Model, folder: Path) -> runtime.Session | runtime.Evalu
 
 
 def _run_all(
-    planned: Sequence[Sequence[Trial]], sides: _Sides, options: CompareOptions, talk: Talk
+    planned: Sequence[Sequence[Trial]],
+    longer: Callable[..., LongerTrials | None],
+    sides: _Sides,
+    options: CompareOptions,
+    talk: Talk,
 ) -> Iterator[RunOutputs]:
     _require_same_inputs(sides, options)
     chooser = Chooser(sides.base, sides.model)
     numbers = itertools.count()
-    for done, choices in enumerate(planned):
-        talk.progress(choices[0].name, done, len(planned))
-        taken = chooser.first_taken(choices)
-        if taken is None:
-            continue
-        trial, base = taken
+    for trial, base in chooser.taken(planned, lambda taken: longer(taken=taken), talk):
         if path := _saved_as(options, next(numbers)):
             tensor_files.write(path, trial.feeds)
         fused = infer(sides.fused, trial)
@@ -281,7 +283,7 @@ def _run_all(
             with contextlib.suppress(runtime.CannotRun):
                 wide = dict(zip(base, sides.wide.run(trial.feeds, list(base)), strict=True))
         yield RunOutputs(trial.name, fused, base, wide, trial.feeds)
-    chooser.tell(len(planned), options.reference, talk)
+    chooser.tell(options.reference, talk)
 
 
 def _saved_as(options: CompareOptions, number: int) -> Path | None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +20,57 @@ from flash_trt.compare_inputs import DrawnTrial, LongerTrials
 from flash_trt.ort_errors import one_line
 from flash_trt.verdict import Outputs
 
+_UNSEEN = (
+    "where that is the size of a window, a wrong or missing one in FUSED was not seen; compare on such a length, with "
+    "--shape NAME:MIN,OPT,MAX or --values FILE.npz"
+)
+
 
 @dataclasses.dataclass(slots=True)
 class Chooser:
     """Runs REFERENCE on the choices of every run, and remembers what it left out.
 
-    ``base`` is REFERENCE as it runs, ``model`` its graph. ``refused``: a set of inputs that it takes in no form, and
-    why; ``padded``: one on which it is NaN, and the one that was taken instead. ``unpassed``: the
-    numbers that may be windows, where it takes no inputs that are longer than one of them.
+    ``base`` is REFERENCE as it runs, ``model`` its graph, ``planned`` the number of runs so far. ``refused``: a set of
+    inputs that it takes in no form, and why; ``padded``: one on which it is NaN, and the one that was taken instead.
+    ``unpassed``: the numbers that may be windows, where it takes no inputs that are longer than one of them;
+    ``too_large``: those where such inputs ask for too much memory.
     """
 
     base: Any
     model: ir.Model
+    planned: int = 0
     refused: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     padded: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     unpassed: list[str] = dataclasses.field(default_factory=list)
+    too_large: list[str] = dataclasses.field(default_factory=list)
 
-    def first_taken(self, choices: Sequence[Trial]) -> tuple[Trial, Outputs] | None:
+    def taken(
+        self, runs: Sequence[Sequence[Trial]], longer: Callable[[Sequence[Trial]], LongerTrials | None], talk: Talk
+    ) -> Iterator[tuple[Trial, Outputs]]:
+        """What REFERENCE takes of each of ``runs``, with its outputs; last of what is ``longer`` than all of those."""
+        found: list[Trial] = []
+        for choices in self._with_longer(runs, found, longer):
+            talk.progress(choices[0].name, self.planned, len(runs))
+            self.planned += 1
+            taken = self._first_taken(choices)
+            if taken is not None:
+                found.append(taken[0])
+                yield taken
+
+    def _with_longer(
+        self,
+        runs: Sequence[Sequence[Trial]],
+        found: Sequence[Trial],
+        longer: Callable[[Sequence[Trial]], LongerTrials | None],
+    ) -> Iterator[Sequence[Trial]]:
+        yield from runs
+        last = longer(found)
+        if last is not None:
+            self.too_large += last.too_large
+            if len(last):
+                yield last
+
+    def _first_taken(self, choices: Sequence[Trial]) -> tuple[Trial, Outputs] | None:
         """The first of ``choices`` that REFERENCE takes, with its outputs; None when it takes none.
 
         Where exporters give one length several names, sizes that differ between them are refused by the model itself or
@@ -75,8 +109,8 @@ class Chooser:
                     return other, outcome
         return trial, base
 
-    def tell(self, planned: int, reference: Path, talk: Talk) -> None:
-        """Says what was left out of ``planned`` runs. A model may refuse lengths (past its positions), but not all.
+    def tell(self, reference: Path, talk: Talk) -> None:
+        """Says what was left out. A model may refuse lengths (past its positions), but not all.
 
         Raises:
             UsageError: it takes none.
@@ -84,13 +118,19 @@ class Chooser:
         if self.padded:
             name, other = self.padded[0]
             talk.warn(
-                f"REFERENCE is NaN on {len(self.padded)} of {planned} sets of inputs whose drawn padding leaves a row "
-                f"no key, which FlashAttention makes 0: the first key is kept there instead, e.g. {other} for {name}"
+                f"REFERENCE is NaN on {len(self.padded)} of {self.planned} sets of inputs whose drawn padding leaves a "
+                f"row no key, which FlashAttention makes 0: the first key is kept there instead, e.g. {other} for "
+                f"{name}"
+            )
+        if self.too_large:
+            talk.warn(
+                f"inputs longer than {_some(self.too_large)} were not tried, since they ask for too much memory: "
+                f"{_UNSEEN}"
             )
         if not self.refused:
             return
         name, why = self.refused[0]
-        if len(self.refused) == planned:
+        if len(self.refused) == self.planned:
             raise UsageError(
                 "REFERENCE runs on none of the inputs",
                 where=f"{reference}, {name}",
@@ -98,14 +138,9 @@ class Chooser:
                 need="inputs that the model accepts",
                 do="limit the lengths with --shape NAME:MIN,OPT,MAX, or give inputs with --values FILE.npz",
             )
-        talk.warn(f"REFERENCE refused {len(self.refused)} of {planned} sets of inputs, e.g. {name}: {why}")
+        talk.warn(f"REFERENCE refused {len(self.refused)} of {self.planned} sets of inputs, e.g. {name}: {why}")
         if self.unpassed:
-            more = f" and {len(self.unpassed) - 5} more" if len(self.unpassed) > 5 else ""
-            talk.warn(
-                f"REFERENCE takes no inputs longer than {', '.join(self.unpassed[:5])}{more}: where that is the size "
-                "of a window, a wrong or missing one in FUSED was not seen; compare on such a length, with "
-                "--shape NAME:MIN,OPT,MAX or --values FILE.npz, where there is one"
-            )
+            talk.warn(f"REFERENCE takes no inputs longer than {_some(self.unpassed)}: {_UNSEEN}, where there is one")
 
 
 def infer(runner: Any, trial: Trial) -> Outputs | Exception:
@@ -116,6 +151,11 @@ def infer(runner: Any, trial: Trial) -> Outputs | Exception:
         return error
     # A runner may reuse its buffers.
     return {name: np.array(value) for name, value in outputs.items()}
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first five, and how many more."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _has_nan(outputs: Outputs) -> bool:

@@ -47,20 +47,17 @@ def plan_runs(
     reference: OnnxFile,
     engine: EngineFile | None = None,
     talk: Talk | None = None,
-    *,
-    windows: Collection[int] = (),
 ) -> list[Sequence[Trial]]:
     """The inputs of every run: ``values`` alone where given, else drawn ones.
 
     Drawn: three odd settings of the dynamic dims (of a static model: three seeds), ``repeats`` times, with paddings and
-    spreads in turn; and one more that is longer than ``windows``, see ``longer``.
+    spreads in turn.
     Each run is a list of choices, of which the first that the model takes counts: exporters give one length several
     names, and only the model knows which must be equal.
 
     Args:
         engine: one that runs as FUSED. Each of its profiles has settings of its own, inside its shapes.
         talk: told of values that are not of the model's types.
-        windows: the sizes of the windows of FUSED's attentions.
 
     Raises:
         UsageError: a shape or the values do not fit the model or the engine, or an input cannot be drawn.
@@ -91,11 +88,34 @@ def plan_runs(
     settings = [setting for ranges in every for setting in sizes_to_try(model, ranges)]
     turns = max(len(settings), _LEAST_SETTINGS) * max(1, options.repeats)
     planned = [settings[turn % len(settings)] for turn in range(turns)]
-    runs: list[Sequence[Trial]] = [
-        [_trial(model, sizes, options.seed, turn) for sizes in choices] for turn, choices in enumerate(planned)
-    ]
-    longer = longer_setting(model, settings, every, windows, most=MOST_ELEMENTS)
-    return [*runs, LongerTrials(model, longer, options.seed, turns)] if longer else runs
+    return [[_trial(model, sizes, options.seed, turn) for sizes in choices] for turn, choices in enumerate(planned)]
+
+
+def plan_longer(
+    options: InputOptions,
+    reference: OnnxFile,
+    engine: EngineFile | None = None,
+    *,
+    taken: Sequence[Trial],
+    windows: Collection[int] = (),
+) -> LongerTrials | None:
+    """The inputs of one more run, which is longer than ``windows``; see ``longer``.
+
+    None where it needs none, and where the user gives the values.
+
+    Args:
+        options, reference, engine: as ``plan_runs`` was given them.
+        taken: those of its inputs that REFERENCE took: lengths that it refuses show no window.
+        windows: the sizes of the windows of FUSED's attentions.
+    """
+    if options.values is not None:
+        return None
+    model = ir.load(reference.path, format="protobuf")
+    every = _ranges(options.shapes, reference, model, engine)
+    sizes = [trial.sizes for trial in taken if trial.sizes]
+    longer = longer_setting(model, sizes, every, windows, most=MOST_ELEMENTS)
+    turn = len(taken) + len(taken) % len(_SPREADS)  # ordinary numbers: with wide ones a row may see one key alone
+    return LongerTrials(model, longer, options.seed, turn) if longer else None
 
 
 def _require_no_others(path: Path, taken: Iterable[str]) -> None:
@@ -144,11 +164,11 @@ class DrawnTrial(Trial):
 class LongerTrials(Sequence[Trial]):
     """The choices of the run that is longer than the windows, each drawn when it is asked for: they can be large.
 
-    ``names`` are those of ``Longer``.
+    ``names`` and ``too_large`` are those of ``Longer``.
     """
 
     def __init__(self, model: ir.Model, longer: Longer, seed: int, turn: int) -> None:
-        self.names = longer.names
+        self.names, self.too_large = longer.names, longer.too_large
         self._choices = longer.choices
         self._draw = lambda sizes: _trial(model, sizes, seed, turn, "full")
         self._last: tuple[int, Trial] | None = None

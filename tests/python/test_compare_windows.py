@@ -7,12 +7,15 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
-from python.attention_models import HEAD_DIM, HEADS, flash_node, fused, unfused
+from onnx import helper, numpy_helper
+from python.attention_models import FLOAT, HEAD_DIM, HEADS, flash_node, fused, unfused
 
 from flash_export import dim_ranges
 from flash_export.errors import EXIT_NUMBERS_DIFFER, EXIT_OK
+from flash_trt import compare_fault
 
 Command = Callable[..., int]
 WINDOW = 300
@@ -104,3 +107,44 @@ def test_a_window_to_the_right_of_a_causal_mask_hides_nothing_anyway(
     pair = fused(tmp_path / "f.onnx", flash_node(window_right=100_000)), unfused(tmp_path / "u.onnx")
     assert flash_trt("compare", *pair) == EXIT_OK
     assert "warning" not in capsys.readouterr().err
+
+
+def test_a_number_of_reference_whose_scores_would_be_too_large_is_warned_of(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """FUSED lost the window."""
+    assert flash_trt("compare", fused(tmp_path / "f.onnx"), unfused(tmp_path / "u.onnx", window=4000)) == EXIT_OK
+    told = " ".join(capsys.readouterr().err.split())
+    assert 'inputs longer than 4000 at node "first" were not tried, since they ask for too much memory' in told
+
+
+def _beside_a_short_one(tmp_path: Path, *, rows: int) -> tuple[Path, Path]:
+    """FUSED has two nodes with one window, and of the second only the first ``rows`` are an output."""
+    nodes = [flash_node(window_left=100), flash_node(output="all", name="short", window_left=100)]
+    pair = fused(tmp_path / "f.onnx", *nodes), unfused(tmp_path / "u.onnx", window=100)
+    for path, source in zip(pair, ("all", "output"), strict=True):
+        model = onnx.load(path)
+        bounds = {"from_": [0], "to": [rows], "along": [2]}
+        model.graph.initializer.extend(numpy_helper.from_array(np.array(v), name) for name, v in bounds.items())
+        model.graph.node.append(helper.make_node("Slice", [source, *bounds], ["first_rows"]))
+        model.graph.output.append(helper.make_tensor_value_info("first_rows", FLOAT, ["batch", HEADS, "r", HEAD_DIM]))
+        onnx.save(model, path)
+    return pair
+
+
+def test_each_window_is_left_out_alone(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = tmp_path / "v.json"
+    assert flash_trt("compare", *_beside_a_short_one(tmp_path, rows=40), "--json", written) == EXIT_OK
+    (entry,) = json.loads(written.read_text())["windows_not_compared"]
+    assert (entry["node"], entry["size"]) == ("short", 100)
+    assert 'window_left 100 of node "short"' in " ".join(capsys.readouterr().err.split())
+    assert flash_trt("compare", *_beside_a_short_one(tmp_path, rows=120), "--json", written) == EXIT_OK
+    assert json.loads(written.read_text())["windows_not_compared"] == []
+    monkeypatch.setattr(compare_fault, "_MOST_LOADED", 1000)
+    assert flash_trt("compare", *_beside_a_short_one(tmp_path, rows=40), "--json", written) == EXIT_OK
+    assert json.loads(written.read_text())["windows_not_compared"] == []
+    assert "scales and windows of its attentions were made wrong all at once" in " ".join(
+        capsys.readouterr().err.split()
+    )

@@ -58,10 +58,10 @@ _WAYS = {
 _CHUNKS = "of_row = Div (i, size)\n of_key = Div (j, size)\n near = Equal (of_row, of_key)\n"
 
 
-def _reference(path: Path, lines: str, *, positions: int | None = None) -> Path:
+def _reference(path: Path, lines: str, *, positions: int | None = None, window: int = WINDOW) -> Path:
     """Which refuses lengths past ``positions``, and then compares them with 500 to no effect."""
     outputs = f"float[batch, {HEADS}, seq, {HEAD_DIM}] output"
-    before, after, inputs, constants = _BEFORE, _AFTER, _QKV, _CONSTANTS
+    before, after, inputs, constants = _BEFORE, _AFTER, _QKV, _CONSTANTS.replace(str(WINDOW), str(window))
     if positions:
         before += "added = Gather (table, j)\n placed = Add (query, added)\n small = Less (j, far_size)\n"
         after = after.replace("(query, kt)", "(placed, kt)").replace("(past, near)", "(within, near)")
@@ -131,6 +131,50 @@ def test_a_lost_window_differs_where_the_length_past_a_larger_number_is_refused(
     assert "warning" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("own", "code"), [(79, EXIT_OK), (80, EXIT_NUMBERS_DIFFER), (-1, EXIT_NUMBERS_DIFFER)])
+def test_a_window_below_a_drawn_length_that_is_refused_is_passed_on_another(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], own: int, code: int
+) -> None:
+    """Of the drawn lengths, 67 and 131, REFERENCE takes the first alone."""
+    reference = _reference(tmp_path / "u.onnx", _MOVED, positions=120, window=80)
+    assert flash_trt("compare", fused(tmp_path / "f.onnx", flash_node(window_left=own)), reference) == code
+    assert "warning" not in capsys.readouterr().err
+
+
+_OF_TWO_LENGTHS = (
+    "length = Shape <start = 2, end = 3> (query)\n n = Squeeze (length)\n rows = Range (zero, n, one)\n"
+    "length_k = Shape <start = 2, end = 3> (key)\n m = Squeeze (length_k)\n j = Range (zero, m, one)\n"
+    "more = Sub (m, n)\n last = Add (rows, more)\n i = Unsqueeze (last, ax1)\n past = LessOrEqual (j, i)\n"
+    "far = Sub (i, j)\n near = Less (far, size)\n"
+)
+
+
+_GUARDED = "some = Softmax <axis = -1> (masked)\n none_seen = IsNaN (some)\n probs = Where (none_seen, nothing, some)"
+
+
+@pytest.mark.parametrize(("own", "code"), [(109, EXIT_OK), (110, EXIT_NUMBERS_DIFFER), (-1, EXIT_NUMBERS_DIFFER)])
+def test_a_window_on_the_shorter_of_two_lengths_is_passed(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], own: int, code: int
+) -> None:
+    """131 queries and 97 keys, aligned at their ends, have no row that a window of 110 hides a key from."""
+    after = _AFTER.replace("probs = Softmax <axis = -1> (masked)", _GUARDED)
+    proto = graphs.model(
+        _OF_TWO_LENGTHS + after,
+        inputs=_QKV,
+        outputs=f"float[batch, {HEADS}, seq, {HEAD_DIM}] output",
+        constants=_CONSTANTS.replace(str(WINDOW), "110") + ", float nothing = {0.0}",
+    )
+    pair = [fused(tmp_path / "f.onnx", flash_node(window_left=own, diagonal=1)), tmp_path / "u.onnx"]
+    onnx.save(proto, pair[1])
+    for path in pair:
+        model = onnx.load(path)
+        for value in model.graph.input[1:]:
+            value.type.tensor_type.shape.dim[2].dim_param = "keys"
+        onnx.save(model, path)
+    assert flash_trt("compare", *pair) == code
+    assert "warning" not in capsys.readouterr().err
+
+
 def test_numbers_that_no_length_taken_is_past_are_warned_of(
     tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,3 +217,8 @@ def test_branches_and_functions_count_and_the_node_is_named() -> None:
     )
     assert found[200] == "t"
     assert found[450] == "c"
+
+
+def test_attributes_of_other_domains_operators_count() -> None:
+    ours = "y = own.Attention <local_window_size = 450, window_left = 200, window_right = -1, heads = 12> (x)"
+    assert _numbers(ours) == {450: "y", 451: "y", 200: "y", 201: "y"}
