@@ -5,23 +5,35 @@ from __future__ import annotations
 
 import dataclasses
 
-from flash_export.layout import Axes, Axis, leaves, size_of
+from flash_export.layout import Axes, Axis, Source, leaves, size_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Move:
-    """One node to emit: ``Squeeze`` or ``Unsqueeze`` (axes), ``Transpose`` (perm), ``Reshape`` (target with 0)."""
+    """One node to emit: ``Squeeze`` or ``Unsqueeze`` (axes), ``Transpose`` (perm), ``Reshape`` (target with 0).
+
+    ``ComputedReshape`` is a Reshape whose target is computed at run time: each of ``lengths`` is a number times those
+    that are had from ``Source``s.
+    """
 
     op: str
     numbers: tuple[int, ...]
+    lengths: tuple[tuple[int, tuple[Source, ...]], ...] = ()
 
 
-MOVE_COST = {"Identity": 0.0, "Squeeze": 0.01, "Unsqueeze": 0.01, "Reshape": 0.1, "Transpose": 1.0}
+MOVE_COST = {
+    "Identity": 0.0,
+    "Squeeze": 0.01,
+    "Unsqueeze": 0.01,
+    "Reshape": 0.1,
+    "ComputedReshape": 0.5,
+    "Transpose": 1.0,
+}
 """What a layout node costs a runtime, relative to a transpose, which moves the whole tensor."""
 
 
 def arrange(axes: Axes, wanted: Axes) -> list[Move] | None:
-    """The nodes that bring a value with ``axes`` into ``wanted``; None when that takes a Reshape of dynamic dims."""
+    """The nodes that bring a value with ``axes`` into ``wanted``; None when it takes a length that cannot be had."""
     have = [leaves(a) for a in axes]
     want = [leaves(a) for a in wanted]
     if have == want:
@@ -61,10 +73,24 @@ def _finish(moves: list[Move], ordered: list[Axis], groups: list[list[int]], wan
             numbers.append(0)
             continue
         size = size_of(axis).static
-        if size is None and -1 in numbers:
-            return None
         numbers.append(-1 if size is None else size)
-    return [*moves, Move("Reshape", tuple(numbers))]
+    if numbers.count(-1) <= 1:
+        return [*moves, Move("Reshape", tuple(numbers))]
+    computed = _computed(want)
+    return None if computed is None else [*moves, computed]
+
+
+def _computed(axes: list[Axis]) -> Move | None:
+    """The Reshape to ``axes``; None where a length of one is not to be had."""
+    lengths = []
+    for axis in axes:
+        dynamic = [atom for atom in axis if atom.size.static is None]
+        sources = tuple(atom.source for atom in dynamic if atom.source is not None)
+        if len(dynamic) != len(sources):
+            return None
+        known = size_of(atom for atom in axis if atom.size.static is not None).static
+        lengths.append((1 if known is None else known, sources))
+    return Move("ComputedReshape", tuple(-1 if sources else number for number, sources in lengths), tuple(lengths))
 
 
 def _rank_moves(have: list[Axis], want: list[Axis]) -> list[Move]:
@@ -110,7 +136,8 @@ def _split_to(have: list[Axis], want: list[Axis]) -> tuple[list[Axis], list[Move
     if numbers.count(-1) <= 1:
         return result, [Move("Reshape", tuple(numbers))]
     if aligned.count(-1) > 1:
-        return None
+        computed = _computed(result)
+        return None if computed is None else (result, [computed])
     # Axes of length 1 behind what is split keep the later ones at their place, where 0 copies them.
     return result, [Move("Unsqueeze", tuple(new)), Move("Reshape", tuple(aligned))]
 

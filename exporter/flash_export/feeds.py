@@ -203,6 +203,8 @@ def _moved(shape: Shape, moves: Iterable[Move]) -> Shape:
             shape = tuple(ONE if i in move.numbers else next(rest) for i in range(rank))
         elif move.op == "Transpose":
             shape = tuple(shape[i] for i in move.numbers)
+        elif move.op == "ComputedReshape":
+            shape = tuple(Dim.named("?") if n == -1 else Dim.of(n) for n in move.numbers)
         else:
             total = math.prod(shape, start=ONE)
             kept = [shape[i] if n == 0 else Dim.of(n) for i, n in enumerate(move.numbers)]

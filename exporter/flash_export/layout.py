@@ -17,17 +17,24 @@ import onnx_ir as ir
 
 from flash_export import graph as g
 from flash_export.dims import ONE, Dim
+from flash_export.drafts import is_draft
 from flash_export.shape_rules import reshape_target
 from flash_export.shapes import Shapes
 
+Source = tuple[ir.Value, int, int]
+
 
 class Atom:
-    """One independent length. Splitting or unifying replaces it by ``parts``; ask ``leaves`` for what is left."""
+    """One independent length. Splitting or unifying replaces it by ``parts``; ask ``leaves`` for what is left.
 
-    __slots__ = ("parts", "size")
+    ``source`` says where it is to be had at run time: a value of the graph, its axis, and what that is larger by.
+    """
 
-    def __init__(self, size: Dim) -> None:
+    __slots__ = ("parts", "size", "source")
+
+    def __init__(self, size: Dim, source: Source | None = None) -> None:
         self.size = size
+        self.source = source
         self.parts: tuple[Atom, ...] | None = None
 
     def __repr__(self) -> str:
@@ -83,6 +90,7 @@ def _merge(x: Atom, y: Atom, shapes: Shapes) -> None:
     shapes.unify(x.size, y.size)
     if x.size.static is None and y.size.static is not None:
         x.size = y.size
+    x.source = x.source or y.source
     y.parts = (x,)
 
 
@@ -90,8 +98,16 @@ def _split(atom: Atom, outer: Dim) -> bool:
     inner = atom.size.divided(outer)
     if inner is None or inner == ONE or outer == ONE:
         return False
-    atom.parts = (Atom(outer), Atom(inner))
+    atom.parts = (Atom(outer, _of_part(atom, inner)), Atom(inner, _of_part(atom, outer)))
     return True
+
+
+def _of_part(atom: Atom, other: Dim) -> Source | None:
+    """Where a part is to be had whose other part is ``other``."""
+    if atom.source is None or other.static is None:
+        return None
+    value, axis, times = atom.source
+    return value, axis, times * other.static
 
 
 @dataclasses.dataclass(slots=True)
@@ -155,7 +171,14 @@ def follow(value: ir.Value, shapes: Shapes, *, scalar: Scalar | None) -> Chain |
 
 def _start(value: ir.Value, shapes: Shapes) -> Chain | None:
     shape = shapes.shape(value)
-    return None if shape is None else Chain([value], [], [fresh_axes(shape)], [], [])
+    if shape is None:
+        return None
+    axes = fresh_axes(shape)
+    if not is_draft(value):
+        for index, axis in enumerate(axes):
+            for atom in axis:
+                atom.source = value, index, 1
+    return Chain([value], [], [axes], [], [])
 
 
 LAYOUT_OPS = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout", "Expand", "Tile")

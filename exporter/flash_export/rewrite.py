@@ -179,6 +179,10 @@ class _Builder:
             elif move.op == "Reshape":
                 target = self._constant(np.array(move.numbers, dtype=np.int64), "shape")
                 value = self._emit("Reshape", [value, target], {}, place, prefix)
+            elif move.op == "ComputedReshape":
+                # A length of 0 is one, and does not ask for a copy of the dim at its place.
+                zero: dict[str, object] = {"allowzero": 1} if self._opset >= 14 else {}
+                value = self._emit("Reshape", [value, self._target(move, place, prefix)], zero, place, prefix)
             elif self._opset < 13:
                 value = self._emit(move.op, [value], {"axes": list(move.numbers)}, place, prefix)
             else:
@@ -187,6 +191,23 @@ class _Builder:
             if source.dtype is not None:
                 value.dtype = source.dtype
         return value
+
+    def _target(self, move: Move, place: ir.Node, prefix: str) -> ir.Value:
+        """The shape that a ComputedReshape is to, from the shapes of the values that its lengths are had from."""
+        parts: list[ir.Value] = []
+        for number, sources in move.lengths:
+            part = self._constant(np.array([number], dtype=np.int64), "shape") if number != 1 or not sources else None
+            for source, axis, times in sources:
+                shape = self._emit("Shape", [self._replaced.get(source, source)], {}, place, prefix)
+                at = self._constant(np.array([axis], dtype=np.int64), "axis")
+                length = self._emit("Gather", [shape, at], {"axis": 0}, place, prefix)
+                if times != 1:
+                    by = self._constant(np.array([times], dtype=np.int64), "shape")
+                    length = self._emit("Div", [length, by], {}, place, prefix)
+                part = length if part is None else self._emit("Mul", [part, length], {}, place, prefix)
+            assert part is not None
+            parts.append(part)
+        return self._emit("Concat", parts, {"axis": 0}, place, prefix)
 
     def _bias(self, plan: Plan, place: ir.Node, prefix: str) -> ir.Value:
         wide = any(b.dtype != plan.dtype for b in plan.biases)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention along one axis of a grid, the other being batch: both may be dynamic, and so may the batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from exporter.graphs import fuse, model, only
+from exporter.torch_exports import run
+
+SIZES = [(2, 3, 5), (3, 7, 2), (1, 1, 1), (1, 4, 1), (2, 1, 67), (0, 3, 5), (2, 0, 5), (2, 3, 0)]
+"""Of batch, rows and columns."""
+
+ALONG = {
+    "rows": ("bywhc,byxhc->byhwx", "byhwx,byxhc->bywhc"),
+    "columns": ("bywhc,bzwhc->bwhyz", "bwhyz,bzwhc->bywhc"),
+    "columns, of heads first": ("bhywc,bhzwc->bhwyz", "bhwyz,bhzwc->bhywc"),
+}
+
+
+def grid(along: str, *, bias: bool = False, fixed: tuple[int, int] | None = None) -> onnx.ModelProto:
+    """A model of Q, K and V; ``fixed`` are rows and columns where they are not dynamic."""
+    first, second = ALONG[along]
+    dims = "B, 3, R, C, 8" if "heads first" in along else "B, R, C, 3, 8"
+    inputs = ", ".join(f"float[{dims}] {name}" for name in "qkv") + (", float[R, 1, C, C] bias" if bias else "")
+    body = f'scores = Einsum <equation = "{first}"> (q, k)\n scaled = Mul (scores, scale)\n'
+    body += "biased = Add (scaled, bias)\n" if bias else "biased = Identity (scaled)\n"
+    body += f'probs = Softmax <axis = -1> (biased)\n out = Einsum <equation = "{second}"> (probs, v)\n'
+    outputs = f"float[{dims}] out"
+    for name, number in zip("RC", fixed or (), strict=False):
+        inputs, outputs = (text.replace(f"{name},", f"{number},") for text in (inputs, outputs))
+    return model(body, inputs=inputs, outputs=outputs)
+
+
+def arrays(along: str, size: tuple[int, int, int], seed: int) -> list[np.ndarray]:
+    batch, rows, columns = size
+    shape = (batch, 3, rows, columns, 8) if "heads first" in along else (batch, rows, columns, 3, 8)
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape).astype(np.float32) for _ in "qkv"]
+
+
+def expected(along: str, inputs: list[np.ndarray], bias: np.ndarray | None = None) -> np.ndarray:
+    """The same in float64."""
+    q, k, v = (x.astype(np.float64) for x in inputs)
+    first, second = ALONG[along]
+    scores = 0.5 * np.einsum(first, q, k)
+    scores = scores if bias is None else scores + bias
+    weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
+    return np.einsum(second, weights / weights.sum(-1, keepdims=True), v)
+
+
+@pytest.mark.parametrize("along", ALONG)
+def test_every_length_of_a_grid_may_be_dynamic(along: str) -> None:
+    fused, sites = fuse(grid(along))
+    site = only(sites)
+    assert site.status == "fused", site.reason
+    for seed, size in enumerate(SIZES):
+        inputs = arrays(along, size, seed)
+        (got,) = run(fused.SerializeToString(), inputs)
+        np.testing.assert_allclose(got, expected(along, inputs), atol=3e-6, rtol=0)
+
+
+def test_a_bias_for_each_row_is_that_of_its_row_in_every_batch_entry() -> None:
+    fused, sites = fuse(grid("rows", bias=True))
+    assert only(sites).status == "fused", only(sites).reason
+    for seed, size in enumerate(SIZES[:5]):
+        inputs = arrays("rows", size, seed)
+        _, rows, columns = size
+        bias = np.random.default_rng(seed).standard_normal((rows, 1, columns, columns)).astype(np.float32)
+        (got,) = run(fused.SerializeToString(), [*inputs, bias])
+        np.testing.assert_allclose(got, expected("rows", inputs, bias), atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize("along", ALONG)
+def test_no_length_is_computed_where_only_the_batch_is_dynamic(along: str) -> None:
+    fused, sites = fuse(grid(along, fixed=(7, 5)))
+    assert only(sites).status == "fused", only(sites).reason
+    assert not [node.name for node in fused.graph.node if node.op_type == "Shape"]
+    inputs = arrays(along, (3, 7, 5), 0)
+    (got,) = run(fused.SerializeToString(), inputs)
+    np.testing.assert_allclose(got, expected(along, inputs), atol=3e-6, rtol=0)
