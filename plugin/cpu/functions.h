@@ -6,8 +6,8 @@
 namespace flash_export::cpu {
 namespace {
 
-// e^x for x <= 88, to 3 + 1.25 |x| units in the last place where the result is a normal number: below a
-// softmax's largest weight, 1, no error is above 3 * 2^-24. At most 2^-126 where it is none, 0 for -inf, 1
+// e^x for x <= 88, to 3 + 1.25 |x| units in the last place where the result is a normal number: where
+// it is 1 at most no error is above 3 * 2^-24. At most 2^-126 where it is none, 0 for -inf, 1
 // for 0, NaN for NaN. The products need the same units of the processor as this, so every operation counts.
 FLASH_INLINE Floats expOf(Floats x) {
   Floats t = x * 1.44269504f;  // e^x = 2^t
@@ -37,6 +37,14 @@ FLASH_INLINE Floats expOf(Floats x) {
 }
 
 FLASH_INLINE float expOf(float x) { return expOf(splat(x))[0]; }
+
+// What a row's weights are taken beside once its scores are at most `most`: what they were before, until that
+// is more than 1 below. So a sum shrinks by 1, or by less than 1/e: a maximum that rises a little with every
+// run of keys would round it as often.
+template <class Number>
+FLASH_INLINE Number baseOf(Number before, Number most) {
+  return most > before + 1.0f ? most : before;
+}
 
 // What a row's keys come to when its sink joins them: row_max of both, the row's sum beside that, and the
 // share that weights beside the keys' own maximum have of it.

@@ -23,8 +23,9 @@ constexpr int kScores = kSliceKeys + 16;
 // and 8 lanes, at 5 with 16).
 constexpr int kSliceRows = 4;
 
-// A row's partial result: row_max, row_sum and its low part, then from kPartialOutput on the unnormalised
-// output, then its low parts: runs are added up in sums of two parts, whose error does not grow with them.
+// A row's partial result: row_max as baseOf has it, row_sum and its low part, then from kPartialOutput on the
+// unnormalised output, then its low parts: runs are added up in sums of two parts, whose error does not grow
+// with their number.
 constexpr int kPartialOutput = 16;
 
 int64_t partialSize(RowProblem const& problem) {
@@ -38,8 +39,9 @@ int64_t sliceScratch(RowProblem const& problem, int32_t count) {
 // Of a row alone.
 int64_t combineScratch(RowProblem const& problem) { return sliceScratch(problem, 1) + partialSize(problem); }
 
-// Times this the weights of as many keys as there are at most have no infinite sum, whatever the values are.
-constexpr float kLight = 0x1p-24f;
+// Times this the weights, each at most e, of as many keys as there are at most have no infinite sum, whatever
+// the values are.
+constexpr float kLight = 0x1p-26f;
 
 // sums[i] += query . key[i] over kVectors vectors; of the kLanes keys, the ones past `count` repeat the last.
 template <int kVectors, bool kWhole, class Element>
@@ -167,7 +169,8 @@ FLASH_INLINE void addRow(RowProblem const& problem, Row const& row, float const*
                          float weight, float* scores, float* sums, float* partial) {
   float const before = partial[0];
   Ints visible{};
-  float const now = scoreSlice<Element>(problem, row, query, first, last, before, scores, visible);
+  float const now =
+      baseOf(before, scoreSlice<Element>(problem, row, query, first, last, before, scores, visible));
   float const most = now == -kInfinity ? 0.0f : now;  // (-inf) - (-inf) would be NaN
   float const shrink = expOf(before - most);
   Floats sum{};

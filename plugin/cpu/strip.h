@@ -39,7 +39,7 @@ struct Strip {
   bool shared_bias;             // all rows have the same
   float* query;                 // [D][width], scaled
   float* output;                // [Dv][width], unnormalised
-  float* row_max;               // [width]
+  float* row_max;               // [width], as baseOf has it: the largest score, or up to 1 less
   float* row_sum;               // [width]
   float* runs;                  // [runsSize()][width], of the runs of tiles before
   Ints first_key[kMaxVectors];  // by lane
@@ -197,14 +197,15 @@ FLASH_INLINE void adjust(Strip const& strip, float softcap, float const* bias, b
 }
 
 // Turns scores into exp(score - new row_max), updates the strip's row_max and row_sum, and writes the factor
-// by which the output must shrink.
+// by which the output must shrink. `largest`: the rows' largest scores so far.
 template <int kVectors>
-FLASH_INLINE void exponentiate(Strip& strip, float const* row_max, int keys, float* scores, float* shrink) {
+FLASH_INLINE void exponentiate(Strip& strip, float const* largest, int keys, float* scores, float* shrink) {
   constexpr int kWidth = kVectors * kLanes;
   Floats most[kVectors], sum[kVectors];
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
-    Floats const before = load(strip.row_max + v * kLanes), now = load(row_max + v * kLanes);
+    Floats const before = load(strip.row_max + v * kLanes);
+    Floats const now = baseOf(before, load(largest + v * kLanes));
     store(strip.row_max + v * kLanes, now);
     // A row that has seen no key has -inf here, and (-inf) - (-inf) is NaN.
     most[v] = now == -kInfinity ? Floats{} : now;

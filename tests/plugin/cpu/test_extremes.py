@@ -145,6 +145,59 @@ def test_a_million_equal_weights_keep_their_digits(kernels: tuple[CpuLibrary, st
 
 
 @pytest.mark.parametrize("way", BOTH)
+def test_runs_by_the_thousand_cost_no_digits(kernels: tuple[CpuLibrary, str], way: str) -> None:
+    """With sums of one part the means of this many equal values erred by 1e-5 in tiles, by 6e-6 in slices."""
+    library, target = kernels
+    keys = 2**23
+    case = Case(
+        name="many_runs", batch=1, heads_q=1, heads_kv=1, seqlen_q=1, seqlen_kv=keys, head_dim=1, layout=1,
+    )  # fmt: skip
+    nothing = np.zeros((1, 1, keys, 1), np.float32)
+    given = Tensors(nothing[:, :, :1], nothing, np.full_like(nothing, 1.1), None, None, None)
+    output, _ = library.run(case, given, target, way, threads=1)
+    np.testing.assert_allclose(output, np.float32(1.1), rtol=3e-6)
+
+
+@pytest.mark.parametrize("way", BOTH)
+def test_a_maximum_that_rises_a_little_with_every_run_costs_no_digits(
+    kernels: tuple[CpuLibrary, str], way: str
+) -> None:
+    """Shrinking the sums by nearly 1 with every run erred by 2e-5 in slices, by 6e-6 in tiles."""
+    library, target = kernels
+    heads, queries, keys, run = (1, 12, 2**22, 8192) if way == "tiles" else (8, 1, 2**20, 512)
+    case = Case(
+        name="rising", batch=1, heads_q=heads, heads_kv=heads, seqlen_q=queries, seqlen_kv=keys, head_dim=1, layout=1,
+        scale=1.0,
+    )  # fmt: skip
+    scores = (np.arange(keys) // run * 8.9e-8).astype(np.float32)
+    values = np.where(np.arange(keys) < keys // 2, -1, 1).astype(np.float32)
+    key, value = (np.tile(x[:, None], (1, heads, 1, 1)) for x in (scores, values))
+    output, _ = library.run(
+        case, Tensors(np.ones((1, heads, queries, 1), np.float32), key, value, None, None, None), target, way, 1
+    )
+    weights = np.exp(scores.astype(np.float64))
+    np.testing.assert_allclose(output, weights @ values / weights.sum(), rtol=0, atol=5e-7)
+
+
+@pytest.mark.parametrize("way", BOTH)
+def test_a_mean_of_the_largest_is_finite_however_many_weigh_more_than_the_first(
+    kernels: tuple[CpuLibrary, str], way: str
+) -> None:
+    """Their weights beside the first key's are e, the most that there is."""
+    library, target = kernels
+    keys = 2**23
+    case = Case(
+        name="heavy", batch=1, heads_q=1, heads_kv=1, seqlen_q=1, seqlen_kv=keys, head_dim=1, layout=1, scale=1.0,
+    )  # fmt: skip
+    ones = np.ones((1, 1, keys, 1), np.float32)
+    key = ones.copy()
+    key[0, 0, :8192] = 0
+    given = Tensors(ones[:, :, :1], key, ones * np.float32(0.999 * LARGEST), None, None, None)
+    output, _ = library.run(case, given, target, way, threads=1)
+    np.testing.assert_allclose(output.astype(np.float64) / LARGEST, 0.999, rtol=3e-6)
+
+
+@pytest.mark.parametrize("way", BOTH)
 @pytest.mark.parametrize("order", [1, -1], ids=["rising", "falling"])
 def test_runs_of_tiles_join_whatever_their_largest_scores_are(
     kernels: tuple[CpuLibrary, str], order: int, way: str
