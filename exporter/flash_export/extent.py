@@ -2,17 +2,25 @@
 """How large the tensors of a model get at given sizes, so that no run for a proof takes memory out of proportion.
 
 Scores are queries x keys, and logits have the width of a vocabulary: at sizes that are harmless for one model another
-one asks for tens of gigabytes.
+one asks for tens of gigabytes. Scores inside an operator of attention, a function or a branch are no value of the
+graph: they are taken for heads x longest length x longest length.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
 from flash_export.dims import Dim
+from flash_export.draw import dynamic_dims
 from flash_export.shapes import Shapes
+
+_HEADS = ("num_heads", "q_num_heads")
+"""Attributes of operators of attention: ONNX Runtime's, and ONNX's own and ours."""
+_SOME_HEADS = 16
+"""Where no attribute says how many: most models have 8 to 32."""
 
 
 class Extent:
@@ -29,6 +37,8 @@ class Extent:
             shape = shapes.shape(value)
             if shape is not None:
                 self._counts[value.name or ""] = _product([shapes.normal(dim) for dim in shape])
+        self._batches = {name for name, is_batch in dynamic_dims(model).items() if is_batch}
+        self._heads = _heads_inside(model)
 
     @property
     def names(self) -> Collection[str]:
@@ -40,9 +50,12 @@ class Extent:
         return self._evaluated(self._counts.get(name, Dim({})), self._known(sizes))
 
     def largest(self, sizes: Mapping[str, int]) -> int:
-        """The number of elements of the largest value."""
+        """The number of elements of the largest value, and of the largest scores inside operators and bodies."""
         known = self._known(sizes)
-        return max((self._evaluated(count, known) for count in set(self._counts.values())), default=0)
+        rows = math.prod(size for name, size in sizes.items() if name in self._batches)
+        longest = max((size for name, size in sizes.items() if name not in self._batches), default=0)
+        inside = rows * self._heads * longest**2
+        return max([inside, *(self._evaluated(count, known) for count in set(self._counts.values()))])
 
     def _known(self, sizes: Mapping[str, int]) -> dict[str, int]:
         return {self._same(name): size for name, size in sizes.items()}
@@ -60,6 +73,20 @@ def _computed(graph: ir.Graph) -> list[ir.Value]:
         if branches or any(value in found for value in node.inputs):
             found |= dict.fromkeys(node.outputs)
     return list(found)
+
+
+def _heads_inside(model: ir.Model) -> int:
+    """The most heads of an attention whose scores are no value of the graph itself; 0 where there is none."""
+    written_out, found = set(model.graph), 0
+    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for node in (node for body in bodies for node in ir.traversal.RecursiveGraphIterator(body)):
+        if "Attention" in node.op_type:
+            told = [node.attributes[name] for name in _HEADS if name in node.attributes]
+            heads = [one.as_int() for one in told if one.type == ir.AttributeType.INT and not one.is_ref()]
+            found = max(found, *heads, 0 if heads else _SOME_HEADS)
+        elif node.op_type == "Softmax" and node not in written_out:
+            found = max(found, _SOME_HEADS)
+    return found
 
 
 def _product(dims: list[Dim]) -> Dim:

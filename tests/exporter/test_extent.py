@@ -49,6 +49,29 @@ def test_what_comes_from_weights_alone_is_left_out() -> None:
     assert Extent(ir.from_onnx_text(HEAD + text)).largest({"batch": 1}) == 1000
 
 
+_OPERATOR = "y = com.microsoft.GroupQueryAttention <num_heads = {heads}, kv_num_heads = 1> (x, x, x)"
+_BRANCH = """b = Size (x)  t = Cast <to = 9> (b)
+    y = If (t) <then_branch = g () => (p) { p = Softmax (x) }, else_branch = h () => (q) { q = Identity (x) }>"""
+_FUNCTION = '<domain: "own", opset_import: ["": 18]> Attend (a) => (c) { c = Softmax (a) }'
+
+
+@pytest.mark.parametrize(
+    ("body", "heads", "functions"),
+    [
+        (_OPERATOR.format(heads=5), 5, ""),
+        ("y = Attention (x, x, x)", 16, ""),
+        (_BRANCH, 16, ""),
+        ("y = own.Attend (x)", 16, _FUNCTION),
+        ("y = Softmax (x)", 0, ""),
+    ],
+)
+def test_scores_inside_operators_branches_and_functions_count(body: str, heads: int, functions: str) -> None:
+    domains = '"": 23, "com.microsoft": 1, "own": 1'
+    text = f"g (float[batch, seq, 20] x) => (float[batch, seq, 20] y) {{ {body} }} {functions}"
+    extent = Extent(ir.from_onnx_text(f"<ir_version: 9, opset_import: [{domains}]>\n" + text))
+    assert extent.largest({"batch": 2, "seq": 1000}) == max(2 * 1000 * 20, 2 * heads * 1000**2)
+
+
 def vocabulary(width: int) -> ir.Model:
     text = f"g (float[batch, seq, 2] x) => (float[batch, seq, {width}] y) <float[2, {width}] w> {{ y = MatMul (x, w) }}"
     return ir.from_onnx_text(HEAD + text)
