@@ -26,7 +26,16 @@ from flash_export.model_noise import FLOAT64_LIMIT_BYTES
 from flash_export.op import DOMAIN
 from flash_export.talk import Talk, plain
 from flash_export.trials import Trial
-from flash_trt import compare_fault, compare_windows, engine_file, node_bodies, onnx_file, runners, tensor_files
+from flash_trt import (
+    compare_fault,
+    compare_windows,
+    engine_file,
+    node_bodies,
+    onnx_file,
+    ort_errors,
+    runners,
+    tensor_files,
+)
 from flash_trt.compare_choice import Chooser, infer
 from flash_trt.compare_html import as_html, nearness
 from flash_trt.compare_inputs import InputOptions, LongerTrials, plan_longer, plan_runs
@@ -271,6 +280,10 @@ def _run_all(
             tensor_files.write(path, trial.feeds)
         fused = infer(sides.fused, trial)
         if isinstance(fused, Exception):
+            if ort_errors.is_out_of_memory(fused):
+                if chooser.leave_out_last():
+                    continue
+                raise ort_errors.too_little_memory(options.fused, trial.name, fused)
             raise NumbersDiffer(
                 "FUSED fails on inputs that REFERENCE takes",
                 where=f"{options.fused}, {trial.name}",

@@ -33,7 +33,7 @@ class Chooser:
     ``base`` is REFERENCE as it runs, ``model`` its graph, ``planned`` the number of runs so far. ``refused``: a set of
     inputs that it takes in no form, and why; ``padded``: one on which it is NaN, and the one that was taken instead.
     ``unpassed``: the numbers that may be windows, where it takes no inputs that are longer than one of them;
-    ``too_large``: those where such inputs ask for too much memory.
+    ``too_large``: those where such inputs ask for too much memory. ``last``: the choices of the last run.
     """
 
     base: Any
@@ -43,6 +43,7 @@ class Chooser:
     padded: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     unpassed: list[str] = dataclasses.field(default_factory=list)
     too_large: list[str] = dataclasses.field(default_factory=list)
+    last: Sequence[Trial] = ()
 
     def taken(
         self, runs: Sequence[Sequence[Trial]], longer: Callable[[Sequence[Trial]], LongerTrials | None], talk: Talk
@@ -52,6 +53,7 @@ class Chooser:
         for choices in self._with_longer(runs, found, longer):
             talk.progress(choices[0].name, self.planned, len(runs))
             self.planned += 1
+            self.last = choices
             taken = self._first_taken(choices)
             if taken is not None:
                 found.append(taken[0])
@@ -108,6 +110,13 @@ class Chooser:
                     self.padded.append((trial.name, other.name))
                     return other, outcome
         return trial, base
+
+    def leave_out_last(self) -> bool:
+        """Whether the last run can be left out, since windows alone are compared on it; they are too large then."""
+        if isinstance(self.last, LongerTrials):
+            self.too_large += self.last.names
+            return True
+        return False
 
     def tell(self, reference: Path, talk: Talk) -> None:
         """Says what was left out. A model may refuse lengths (past its positions), but not all.

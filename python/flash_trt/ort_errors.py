@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from flash_export.errors import UnsupportedModel, UsageError, UserError
+from flash_export.errors import MissingHere, UnsupportedModel, UsageError, UserError
 
 _FIVE_PARTS = re.compile(
     r"(?P<what>[^\n:]+)\n  where (?P<where>.*)\n  got   (?P<got>.*)\n  need  (?P<need>.*)\n  do    (?P<do>.*)"
@@ -17,6 +17,9 @@ _FIVE_PARTS = re.compile(
 
 _UNWRITTEN = re.compile(r"SystemError : (?P<number>\d+)$|Protobuf serialization failed")
 """An optimized model could not be opened, or not be written whole. What it reads it names by another error."""
+
+
+_OUT_OF_MEMORY = re.compile(r"bad[ _]alloc|failed to allocate memory|out of memory|outofmemory", re.IGNORECASE)
 
 
 def one_line(error: Exception) -> str:
@@ -65,4 +68,20 @@ def fails_on(model: Path, error: Exception) -> UsageError:
         got=one_line(error),
         need="inputs that it takes",
         do="check their lengths against each other, and ids against their table",
+    )
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a run failed for want of memory, the machine's or the device's: which says nothing of the model."""
+    return isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)) is not None
+
+
+def too_little_memory(model: Path, inputs: str, error: Exception) -> MissingHere:
+    """What to say when ``model`` fails on ``inputs`` for want of memory."""
+    return MissingHere(
+        "there is too little memory for the model on these inputs",
+        where=f"{model}, {inputs}",
+        got=one_line(error) or type(error).__name__,
+        need="more memory, or smaller inputs",
+        do="limit them with --shape NAME:MIN,OPT,MAX, or give inputs with --values FILE.npz",
     )

@@ -14,8 +14,9 @@ from onnx import helper, numpy_helper
 from python.attention_models import FLOAT, HEAD_DIM, HEADS, flash_node, fused, unfused
 
 from flash_export import dim_ranges
-from flash_export.errors import EXIT_NUMBERS_DIFFER, EXIT_OK
-from flash_trt import compare_fault
+from flash_export.errors import EXIT_MISSING, EXIT_NUMBERS_DIFFER, EXIT_OK
+from flash_export.trials import Trial
+from flash_trt import compare, compare_choice, compare_fault
 
 Command = Callable[..., int]
 WINDOW = 300
@@ -148,3 +149,33 @@ def test_each_window_is_left_out_alone(
     assert "scales and windows of its attentions were made wrong all at once" in " ".join(
         capsys.readouterr().err.split()
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "longest", "code"),
+    [
+        ("std::bad_alloc", 200, EXIT_OK),
+        ("Failed to allocate memory for requested buffer of size 5", 200, EXIT_OK),
+        ("std::bad_alloc", 100, EXIT_MISSING),
+        ("Non-zero status code", 200, EXIT_NUMBERS_DIFFER),
+    ],
+)
+def test_a_lack_of_memory_is_no_difference(
+    tmp_path: Path,
+    flash_trt: Command,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: str,
+    longest: int,
+    code: int,
+) -> None:
+    """FUSED fails past the ``longest``; only the run for the windows can be left out."""
+
+    def infer(runner: object, trial: Trial) -> object:
+        return RuntimeError(error) if trial.feeds["query"].shape[2] > longest else compare_choice.infer(runner, trial)
+
+    monkeypatch.setattr(compare, "infer", infer)
+    assert flash_trt("compare", *_pair(tmp_path)) == code
+    told = " ".join(capsys.readouterr().err.split())
+    assert (code == EXIT_MISSING) == ("too little memory for the model" in told)
+    assert (code == EXIT_OK) == ("not tried, since they ask for too much memory" in told)
