@@ -27,6 +27,8 @@ from flash_trt.backends import BackendChoice
 
 VARIABLE = "FLASH_TRT_BACKEND"
 _OF_NO_FILE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
+_WRITES = ("-o", "--output", "--save", "--iter-artifact", "--intermediate-artifact", "--artifacts")
+"""How arguments begin after which a model is named that need not be there yet."""
 PLUGINS = Path(__file__).with_name("polygraphy_plugins")
 """What ``polygraphy plugin match`` reads: one folder with a ``pattern.py`` for each operator."""
 
@@ -92,15 +94,23 @@ def _refuse_early(arguments: Sequence[str]) -> None:
             where="run --trt",
             got="no GPU that NVIDIA's driver shows",
             need="an NVIDIA GPU with its driver",
-            do="run it on a machine with one; here flash-trt compare checks the ONNX file, and convert --trt builds",
+            do="run it on a machine with one; here flash-trt compare checks the ONNX file, and with TensorRT for RTX"
+            " polygraphy convert MODEL.onnx -o MODEL.engine builds",
         )
 
 
 def _require_models(arguments: Sequence[str]) -> None:
-    """Refuses a model that is not there: TensorRT's parser, which ``convert`` asks, ends at an assertion of its own."""
+    """Refuses a model that is not there, or is a folder.
+
+    TensorRT's parser, which ``convert`` asks, ends at an assertion of its own, and a folder is taken for TensorFlow's.
+    """
     for before, word in itertools.pairwise(arguments):
-        if word.endswith(".onnx") and not before.startswith("-") and not Path(word).exists():
-            error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), word)
+        if not word.endswith(".onnx") or word.startswith("-") or before.startswith(_WRITES):
+            continue
+        path = Path(word)
+        number = errno.EISDIR if path.is_dir() else None if path.exists() else errno.ENOENT
+        if number:
+            error = OSError(number, os.strerror(number), word)
             raise _fails("a file cannot be opened", arguments, error, "a model that is there", "correct the path")
 
 

@@ -134,8 +134,9 @@ def test_a_run_in_tensorrt_without_a_gpu_is_refused_before_anything_is_built(
 ) -> None:
     monkeypatch.setattr("flash_trt.gpu.devices", list)
     model = str(fused(tmp_path / "m.onnx"))
-    with pytest.raises(MissingHere, match="cannot run here"):
+    with pytest.raises(MissingHere, match="cannot run here") as refused:
         polygraphy.main(["run", model, "--trt", "--onnxrt"])
+    assert "polygraphy convert MODEL.onnx -o MODEL.engine" in refused.value.do
     script = tmp_path / "script.py"
     assert polygraphy.main(["run", model, "--trt", "--gen-script", str(script)]) == 0  # builds and runs nothing
     assert script.is_file()
@@ -176,6 +177,9 @@ def test_an_unknown_tensorrt_ends_with_2_and_a_missing_plugin_with_5(tmp_path: P
         "run none.onnx --onnxrt",
         "convert --fp16 m.onnx none.onnx",
         "convert none.onnx",
+        "convert -v none.onnx",
+        "convert -o m.engine --fp16 none.onnx",
+        "convert folder.onnx",
     ],
 )
 def test_where_polygraphy_would_end_with_a_traceback_there_are_five_parts(
@@ -183,12 +187,19 @@ def test_where_polygraphy_would_end_with_a_traceback_there_are_five_parts(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     fused(tmp_path / "m.onnx")
+    (tmp_path / "folder.onnx").mkdir()
     monkeypatch.setattr(sys, "argv", ["polygraphy", *words.split()])
     assert command.run(polygraphy.script) == EXIT_USAGE
     told = capsys.readouterr().err
     assert f"\n  where polygraphy {words}\n  got   " in told
     assert words.split()[-1].removeprefix("--") in told
     assert "Traceback" not in told
+
+
+def test_a_model_that_is_written_need_not_be_there(tmp_path: Path) -> None:
+    written = tmp_path / "out.onnx"
+    assert polygraphy.main(["surgeon", "sanitize", str(unfused(tmp_path / "m.onnx")), "-o", str(written)]) == 0
+    assert written.is_file()
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENAMETOOLONG, errno.EACCES, errno.ENOTDIR])
