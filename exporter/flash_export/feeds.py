@@ -17,7 +17,7 @@ from flash_export.dims import ONE, Dim, Shape
 from flash_export.layout import Axes, Axis, Chain, follow, leaves, unify
 from flash_export.masks import BiasPart
 from flash_export.region import Region
-from flash_export.whole_batch import over_batch
+from flash_export.whole_batch import over_whole
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def bias_of(
 ) -> BiasFeed:
     """One part of the bias at rank 4; it is fp32 beside fp16 where its fill does not fit that.
 
-    With ``sources``, the operands, a mask of a part of the batch is expanded to all of it.
+    With ``sources``, the operands, a mask of a part of the batch, queries or keys is expanded to all of them.
     """
     values = [part.added] if part.added is not None else [literal.value for literal in part.literals]
     feeds = tuple(_bias_feed(v, part, heads, rows, columns, region, sources) for v in values)
@@ -106,7 +106,7 @@ def _bias_feed(
             return Feed(candidate, tuple(moves))
     whole = None
     if sources:
-        whole = over_batch(value, chain.last, part.axes, heads.batch, sources, region)
+        whole = over_whole(value, chain.last, part.axes, (heads.batch, rows, columns), sources, region)
     moves = None if whole is None else arrange(whole.last, _held_of(groups, whole.last))
     if whole is not None and moves is not None:
         return Feed(whole.values[-1], tuple(moves))

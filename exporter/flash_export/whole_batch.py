@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks that go along a part of the batch alone, such as one for each window of an image: expanded to all of it.
+"""Masks that go along a part of the batch, queries or keys, such as one for each window of an image: expanded to all.
 
-The operator's bias has the whole batch or none of it, and the scores' batch may be merged of several axes.
+The operator's bias has all of each or none of it, and the scores' axes may be merged of several: images and windows, or
+the rows and columns of keys that lie on a grid, where a bias of rows is added to one of columns.
 """
 
 from __future__ import annotations
@@ -15,23 +16,25 @@ from flash_export.layout import Axes, Axis, Chain, leaves, size_of
 from flash_export.region import Region
 
 
-def over_batch(
-    value: ir.Value, own: Axes, scores: Axes, batch: Axis, sources: Sequence[Chain], region: Region
+def over_whole(
+    value: ir.Value, own: Axes, scores: Axes, groups: Sequence[Axis], sources: Sequence[Chain], region: Region
 ) -> Chain | None:
-    """``value`` along all of ``batch``; None where it has nothing of that, or a length is not to be had.
+    """``value`` along all of each group that it has a part of; None where there is none, or a length is not to be had.
 
     Args:
         own: the axes of ``value``, of which the last is that of the last one of ``scores``.
-        sources: operands that have the batch.
+        groups: batch, queries and keys.
+        sources: operands that have these.
     """
     own = [*([[]] * (len(scores) - len(own))), *own]
-    inside = {id(a) for a in leaves(batch)}
     held = {id(a) for axis in own for a in leaves(axis)}
+    inside = [{id(a) for a in leaves(group)} for group in groups]
+    partly = [group for group in inside if group & held]
     lacks = [
-        bool(leaves(axis)) and not leaves(mine) and {id(a) for a in leaves(axis)} <= inside
+        bool(leaves(axis)) and not leaves(mine) and any({id(a) for a in leaves(axis)} <= group for group in partly)
         for axis, mine in zip(scores, own, strict=True)
     ]
-    if not any(lacks) or not inside & held:
+    if not any(lacks):
         return None
     one = region.drafts.numbers(1)
     lengths = []
