@@ -53,6 +53,22 @@ _WAYS = {
         "near = Greater (j, row)\n"
     ),
     "positions as floats": ("apart = Sub (i, j)\n real = Cast <to = 1> (apart)\n near = Less (real, real_size)\n"),
+    "a number computed from others": (
+        "third = Constant <value_int = 100> ()\n three = Constant <value_int = 3> ()\n all = Mul (third, three)\n"
+        "first = Sub (i, all)\n near = Greater (j, first)\n"
+    ),
+    "a number chosen by a condition": (
+        "other = Constant <value_int = 1> ()\n some = Greater (n, zero)\n by = Where (some, size, other)\n"
+        "far = Sub (i, j)\n near = Less (far, by)\n"
+    ),
+    "a sum of floats": (
+        "real_j = Cast <to = 1> (j)\n real_i = Cast <to = 1> (i)\n end = Sum (real_j, real_size)\n"
+        "near = Greater (end, real_i)\n"
+    ),
+    "a number between two": (
+        "half = Constant <value_float = 299.5> ()\n apart = Sub (i, j)\n real = Cast <to = 1> (apart)\n"
+        "near = Less (real, half)\n"
+    ),
 }
 """The lines after which ``near`` is i - j < 300."""
 _CHUNKS = "of_row = Div (i, size)\n of_key = Div (j, size)\n near = Equal (of_row, of_key)\n"
