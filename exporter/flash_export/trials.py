@@ -100,7 +100,7 @@ def plan_trials(
         settings = settings[1:2] if several else settings[1::-1]
     roomy: list[list[dict[str, int]]] = []
     for i, choices in enumerate(settings):
-        found = _roomy(choices, extent, batches, keep_batch=i == 0)
+        found = roomy_choices(choices, extent, batches, keep_batch=i == 0)
         if found == [{}] or (found not in roomy and found[0] != shown):  # nothing large is run twice at the same sizes
             roomy.append(found)
     trials = [[_draw(model, sizes, seed + i, batches, roles) for sizes in found] for i, found in enumerate(roomy)]
@@ -113,7 +113,7 @@ def plan_trials(
     return trials
 
 
-def _roomy(
+def roomy_choices(
     choices: list[dict[str, int]], extent: Extent, batches: Sequence[str], *, keep_batch: bool
 ) -> list[dict[str, int]]:
     """The choices in the order in which they are tried, without those whose tensors are too large.

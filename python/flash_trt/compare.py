@@ -119,8 +119,7 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
 
     Raises:
         NumbersDiffer: an output differs, is missing on a side, or is NaN.
-        UsageError: an unreadable file, a file compared with itself, inputs that cannot be drawn or are refused, outputs
-            that hold no number to compare.
+        UsageError: an unreadable file, one compared with itself, inputs not drawn or refused, outputs without a number.
         UnsupportedModel, MissingHere, UnsafeInput: a side cannot be run here; see ``runners``.
     """
     with talk.step("read", f"{options.fused} and {options.reference}"):
@@ -135,15 +134,16 @@ def compare(options: CompareOptions, talk: Talk) -> Comparison:
     with talk.step("draw", "inputs"):
         engine = engine_file.read(options.fused) if fused is None else None
         planned = plan_runs(options.inputs, reference, engine, talk)
-        windows = compare_windows.sizes_of(fused)
         _check_outputs(options, read, runs=len(planned) + 1)  # and a longer one
         if first := _saved_as(options, 0):
             tensor_files.check(first, {name: array.dtype for name, array in planned[0][0].feeds.items()})
     with contextlib.ExitStack() as stack:
         sides = stack.enter_context(_open_sides(options, fused))
         with talk.step("run", f"{len(planned)} sets of inputs, {sides.precision}"):
-            longer = functools.partial(plan_longer, options.inputs, reference, engine, windows=windows)
+            own = compare_windows.sizes_of(fused)
+            longer = functools.partial(plan_longer, options.inputs, reference, engine, windows=own)
             runs = list(_run_all(planned, longer, sides, options, talk))
+            sides.release()
             more = more_roundings(sides.model, runs, sides.folder)
             softcap = fused is not None and any(node.attributes.get("softcap") for node in fused.flash_nodes)
             verdicts = judge_runs(runs, more=more, rounding=sides.rounding, softcap=softcap)
@@ -210,9 +210,9 @@ def _function_bodies(file: OnnxFile) -> set[bytes]:
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class _Sides:
-    """Both sides, ready to run.
+    """Both sides, ready to run until ``release``, since what follows loads FUSED again.
 
     ``fused_path`` is the file that runs as FUSED, None for an engine; ``wide`` is REFERENCE in float64, None where that
     cannot be made; ``model`` is REFERENCE's float32 graph; ``folder`` takes temporary files.
@@ -226,6 +226,11 @@ class _Sides:
     rounding: float
     model: ir.Model
     folder: Path
+    opened: contextlib.ExitStack
+
+    def release(self) -> None:
+        self.opened.close()
+        self.wide = None
 
 
 @contextlib.contextmanager
@@ -250,7 +255,7 @@ def _open_sides(options: CompareOptions, fused: OnnxFile | None) -> Iterator[_Si
         if fused is None:
             precision, rounding = "the engine against float32", max(_TF32_ROUNDOFF, twin.roundoff(model))
         twin.to_float32(model)
-        yield _Sides(other, fused_path, base, _open_wide(model, folder), precision, rounding, model, folder)
+        yield _Sides(other, fused_path, base, _open_wide(model, folder), precision, rounding, model, folder, stack)
 
 
 def _open_wide(model: ir.Model, folder: Path) -> runtime.Session | runtime.EvaluatorSession | None:

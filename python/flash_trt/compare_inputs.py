@@ -15,10 +15,11 @@ import onnx_ir as ir
 
 from flash_export.draw import PADDINGS, Padding, draw_inputs, dynamic_dims, sizes_to_try
 from flash_export.errors import UsageError
+from flash_export.extent import Extent
 from flash_export.input_roles import fed_inputs, read_roles
 from flash_export.longer import Longer, longer_setting
 from flash_export.talk import Talk
-from flash_export.trials import MOST_ELEMENTS, Trial, read_values
+from flash_export.trials import MOST_ELEMENTS, Trial, read_values, roomy_choices
 from flash_trt import engine_file, input_types, shape_agreement, shapes
 from flash_trt.engine_file import EngineFile
 from flash_trt.onnx_file import OnnxFile
@@ -51,7 +52,7 @@ def plan_runs(
     """The inputs of every run: ``values`` alone where given, else drawn ones.
 
     Drawn: three odd settings of the dynamic dims (of a static model: three seeds), ``repeats`` times, with paddings and
-    spreads in turn.
+    spreads in turn; smaller ones where tensors would be large, see ``roomy_choices``.
     Each run is a list of choices, of which the first that the model takes counts: exporters give one length several
     names, and only the model knows which must be equal.
 
@@ -85,7 +86,12 @@ def plan_runs(
             engine_file.require_shapes(engine, values)
         return [[Trial("values", values)]]
     every = _ranges(options.shapes, reference, model, engine)
-    settings = [setting for ranges in every for setting in sizes_to_try(model, ranges)]
+    batches, extent = [name for name, is_batch in dynamic_dims(model).items() if is_batch], Extent(model)
+    settings = [
+        roomy_choices(choices, extent, batches, keep_batch=i == 0)  # all outputs of all runs are kept
+        for ranges in every
+        for i, choices in enumerate(sizes_to_try(model, ranges))
+    ]
     turns = max(len(settings), _LEAST_SETTINGS) * max(1, options.repeats)
     planned = [settings[turn % len(settings)] for turn in range(turns)]
     return [[_trial(model, sizes, options.seed, turn) for sizes in choices] for turn, choices in enumerate(planned)]

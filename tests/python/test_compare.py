@@ -485,3 +485,18 @@ def test_negative_dims_are_dynamic_ones_for_every_command(tmp_path: Path, flash_
     assert flash_trt("compare", wrong, reference) == EXIT_NUMBERS_DIFFER
     at = ",".join(f"{name}.{axis}=2" for name in ("query", "key", "value") for axis in (0, 2))
     assert flash_trt("bench", model, reference, "--seconds", 0, "--at", at) == EXIT_OK
+
+
+def test_a_model_of_large_outputs_is_run_on_fewer_rows(tmp_path: Path) -> None:
+    """All outputs of all runs are held; 131 positions of three rows would be 20 million numbers."""
+    values = [helper.make_tensor_value_info("x", FLOAT, ["batch", "seq", 1])]
+    outputs = [helper.make_tensor_value_info("y", FLOAT, ["batch", "seq", 50257])]
+    weight = numpy_helper.from_array(np.ones((1, 50257), np.float32), "weight")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "weight"], ["y"])], "logits", values, outputs, [weight])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), tmp_path / "u.onnx")
+    shapes = [
+        choices[0].feeds["x"].shape[:2] for choices in plan_runs(InputOptions(repeats=1), read(tmp_path / "u.onnx"))
+    ]
+    assert max(batch for batch, _ in shapes) > 1
+    assert max(length for _, length in shapes) == 131
+    assert all(batch * length * 50257 < 2**23 for batch, length in shapes)
