@@ -43,7 +43,7 @@ FLASH_INLINE float expOf(float x) { return expOf(splat(x))[0]; }
 // run of keys would round it as often.
 template <class Number>
 FLASH_INLINE Number baseOf(Number before, Number most) {
-  return most > before + 1.0f ? most : before;
+  return most - before > 1.0f ? most : before;  // exact near each other, where before + 1 may be rounded up
 }
 
 // What a row's keys come to when its sink joins them: row_max of both, the row's sum beside that, and the

@@ -180,18 +180,18 @@ def test_a_maximum_that_rises_a_little_with_every_run_costs_no_digits(
 
 
 @pytest.mark.parametrize("way", BOTH)
+@pytest.mark.parametrize(("first", "keys"), [(0.0, 2**23), (2.0**24 + 2, 10_000_000)])
 def test_a_mean_of_the_largest_is_finite_however_many_weigh_more_than_the_first(
-    kernels: tuple[CpuLibrary, str], way: str
+    kernels: tuple[CpuLibrary, str], way: str, first: float, keys: int
 ) -> None:
-    """Their weights beside the first key's are e, the most that there is."""
+    """Their weights beside the first key's are e, the most that there is; the next number above 2^24 + 2 is 2 more."""
     library, target = kernels
-    keys = 2**23
     case = Case(
         name="heavy", batch=1, heads_q=1, heads_kv=1, seqlen_q=1, seqlen_kv=keys, head_dim=1, layout=1, scale=1.0,
     )  # fmt: skip
     ones = np.ones((1, 1, keys, 1), np.float32)
-    key = ones.copy()
-    key[0, 0, :8192] = 0
+    key = np.full_like(ones, first + (2 if first else 1))
+    key[0, 0, :8192] = first
     given = Tensors(ones[:, :, :1], key, ones * np.float32(0.999 * LARGEST), None, None, None)
     output, _ = library.run(case, given, target, way, threads=1)
     np.testing.assert_allclose(output.astype(np.float64) / LARGEST, 0.999, rtol=3e-6)
