@@ -3,7 +3,7 @@
 
 Scores are queries x keys, and logits have the width of a vocabulary: at sizes that are harmless for one model another
 one asks for tens of gigabytes. Scores inside an operator of attention, a function or a branch are no value of the
-graph: they are taken for heads x longest length x longest length.
+graph, and some have no known shape: they are taken for heads x longest length x longest length.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Extent:
             if shape is not None:
                 self._counts[value.name or ""] = _product([shapes.normal(dim) for dim in shape])
         self._batches = {name for name, is_batch in dynamic_dims(model).items() if is_batch}
-        self._heads = _heads_inside(model)
+        self._heads = _heads_inside(model, self._counts)
 
     @property
     def names(self) -> Collection[str]:
@@ -75,8 +75,8 @@ def _computed(graph: ir.Graph) -> list[ir.Value]:
     return list(found)
 
 
-def _heads_inside(model: ir.Model) -> int:
-    """The most heads of an attention whose scores are no value of the graph itself; 0 where there is none."""
+def _heads_inside(model: ir.Model, counts: Collection[str]) -> int:
+    """The most heads of an attention whose scores are none of the ``counts``; 0 where there is none."""
     written_out, found = set(model.graph), 0
     bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for node in (node for body in bodies for node in ir.traversal.RecursiveGraphIterator(body)):
@@ -84,7 +84,7 @@ def _heads_inside(model: ir.Model) -> int:
             told = [node.attributes[name] for name in _HEADS if name in node.attributes]
             heads = [one.as_int() for one in told if one.type == ir.AttributeType.INT and not one.is_ref()]
             found = max(found, *heads, 0 if heads else _SOME_HEADS)
-        elif node.op_type == "Softmax" and node not in written_out:
+        elif node.op_type == "Softmax" and (node not in written_out or node.outputs[0].name not in counts):
             found = max(found, _SOME_HEADS)
     return found
 

@@ -61,10 +61,13 @@ def longer_setting(
     if reached is None:
         return None
     needed = [(size + 2, f"{size} in the fused model", True) for size in own]
-    # i - j < 300 hides a key from 301 on, i - j <= 300 one later.
-    needed += [(n + 1, f'{n} at node "{node}"', False) for n, node in numbers_on_positions(model).items()]
+    numbers = numbers_on_positions(model).items()
+    # i - j <= 300 hides a key from 302 on, i - j < 300 one before: a table of positions may end between the two.
+    needed += [(n + least, f'{n} at node "{node}"', False) for n, node in numbers for least in (1, 2)]
     needed += [(n + 1, f'{n} in table "{table}"', False) for n, table in numbers_in_tables(model).items()]
-    extent, names, too_large = Extent(model), [], []
+    extent = Extent(model)
+    names: dict[str, None] = {}
+    too_large: dict[str, None] = {}
     found: list[Sizes] = []
     for least, name, is_own in sorted((one for one in needed if reached < one[0] <= MAX_DIM), reverse=True):
         possible = [
@@ -77,9 +80,10 @@ def longer_setting(
             if choice not in found:
                 found.append(choice)
         if fitting:
-            names.append(name)
+            names[name] = None
         elif possible and not is_own:
-            too_large.append(name)
+            too_large[name] = None
+    too_large = {name: None for name in too_large if name not in names}
     return Longer(tuple(found), tuple(names), tuple(too_large)) if found or too_large else None
 
 

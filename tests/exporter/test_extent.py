@@ -63,11 +63,13 @@ _FUNCTION = '<domain: "own", opset_import: ["": 18]> Attend (a) => (c) { c = Sof
         (_BRANCH, 16, ""),
         ("y = own.Attend (x)", 16, _FUNCTION),
         ("y = Softmax (x)", 0, ""),
+        ("r = Reshape (x, target)  p = Softmax (r)  y = Reshape (p, target)", 16, ""),
     ],
 )
 def test_scores_inside_operators_branches_and_functions_count(body: str, heads: int, functions: str) -> None:
     domains = '"": 23, "com.microsoft": 1, "own": 1'
-    text = f"g (float[batch, seq, 20] x) => (float[batch, seq, 20] y) {{ {body} }} {functions}"
+    given = "float[batch, seq, 20] x, int64[m] target"
+    text = f"g ({given}) => (float[batch, seq, 20] y) {{ {body} }} {functions}"
     extent = Extent(ir.from_onnx_text(f"<ir_version: 9, opset_import: [{domains}]>\n" + text))
     assert extent.largest({"batch": 2, "seq": 1000}) == max(2 * 1000 * 20, 2 * heads * 1000**2)
 

@@ -99,13 +99,13 @@ def test_several_lengths_are_tried_apart_and_then_alike() -> None:
     found = _longer(_A_NUMBER, "a", "b", taken={"a": 131, "b": 97})
     assert found is not None
     lengths = [(choice["a"], choice["b"]) for choice in found.choices]
-    assert lengths == [(311, 313), (311, 311), (301, 303), (301, 301)]
+    assert lengths == [(312, 314), (312, 312), (302, 304), (302, 302), (311, 313), (311, 311), (301, 303), (301, 301)]
     assert (found.names, found.too_large) == ((f'{WINDOW} at node "y"',), ())
 
 
 def test_the_shortest_of_the_lengths_that_can_grow_counts() -> None:
-    assert _longer(_A_NUMBER, "a", "b", taken={"a": 400, "b": WINDOW})
-    assert _longer(_A_NUMBER, "a", "b", taken={"a": 400, "b": WINDOW + 1}) is None
+    assert _longer(_A_NUMBER, "a", "b", taken={"a": 400, "b": WINDOW + 1})
+    assert _longer(_A_NUMBER, "a", "b", taken={"a": 400, "b": WINDOW + 2}) is None
     assert _longer(_A_NUMBER, "a", "b", taken={"a": 400, "b": 9}, ends={"b": 9}) is None
     assert _longer(_A_NUMBER, "a", "b", taken={"a": 400, "b": 9}, ends={"a": 400, "b": 9}) is None
 

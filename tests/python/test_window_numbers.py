@@ -103,6 +103,17 @@ def test_lost_chunks_differ(tmp_path: Path, flash_trt: Command) -> None:
     assert flash_trt("compare", fused(tmp_path / "lost.onnx"), reference) == EXIT_NUMBERS_DIFFER
 
 
+@pytest.mark.parametrize("positions", [WINDOW + 2, WINDOW + 10])
+def test_a_lost_window_differs_where_positions_end_just_behind_it(
+    tmp_path: Path, flash_trt: Command, positions: int
+) -> None:
+    """i - j <= 300 hides its first key at 302."""
+    way = "apart = Sub (i, j)\n near = LessOrEqual (apart, size)\n"
+    reference = _reference(tmp_path / "u.onnx", way, positions=positions)
+    assert flash_trt("compare", fused(tmp_path / "lost.onnx"), reference) == EXIT_NUMBERS_DIFFER
+    assert flash_trt("compare", fused(tmp_path / "right.onnx", flash_node(window_left=WINDOW)), reference) == EXIT_OK
+
+
 _CUT = "near = Slice (table, none_2, square, axes)\n"
 
 
