@@ -53,9 +53,10 @@ def look(fused: Path, runs: Sequence[RunOutputs], more: Sequence[tuple[Outputs, 
     if any(o.domain == "" and o.version < CONSTANT_TAKES_NUMBERS for o in proto.opset_import):
         return Sight()
     tried = _Tried(fused, proto, list(runs), more, softcap)
-    needed = {node.name for node in onnx_file.flash_nodes(proto) if node.is_needed}
     # Two nodes may have one name, as those in the branches of an If.
-    places = {i: node for i, (_, node) in enumerate(_places(proto)) if _name(node) in needed}
+    every = [node for _, node in _places(proto)]
+    needed = [node.written for node in onnx_file.flash_nodes(proto) if node.is_needed]
+    places = {i: node for i, node in enumerate(every) if any(node is one for one in needed)}
     if not tried.shows(_scaled(SEEDED_FAULT)):
         return Sight(blind=True)
     windows = list(_windows(places))

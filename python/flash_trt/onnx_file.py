@@ -30,13 +30,15 @@ _Bound = dict[str, onnx.AttributeProto]
 class FlashNode:
     """One FlashAttention node as TensorRT meets it: a node inside a called function counts once for each call.
 
-    ``is_needed`` is False where no output depends on it: TensorRT parses such a node and then drops it.
+    ``is_needed`` is False where no output depends on it: TensorRT parses such a node and then drops it. ``written``: as
+    it stands in the file.
     """
 
     name: str
     operator: str
     attributes: dict[str, AttributeValue]
     is_needed: bool = True
+    written: onnx.NodeProto | None = dataclasses.field(default=None, compare=False, repr=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -308,7 +310,7 @@ def flash_nodes(proto: onnx.ModelProto) -> Iterator[FlashNode]:
             attributes = _bound(node, bound)
             if node.domain == DOMAIN and node.op_type in OPERATORS:
                 values = {name: _value(attribute) for name, attribute in attributes.items()}
-                yield FlashNode(node.name or node.output[0], node.op_type, values, is_needed)
+                yield FlashNode(node.name or node.output[0], node.op_type, values, is_needed, node)
             called = functions.get((node.domain, node.op_type, node.overload))
             if called is not None and depth < len(functions):
                 handed = {a.name: a for a in called.attribute_proto} | attributes

@@ -61,7 +61,7 @@ def test_the_users_shapes_of_one_key_are_warned_of(
 def test_drawn_runs_that_all_have_one_key_are_refused(
     tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], scale: float
 ) -> None:
-    pair, written = [_short(path, 2) for path in _pair(tmp_path, scale=scale)], tmp_path / "v.json"
+    pair, written = [_short(path, 1) for path in _pair(tmp_path, scale=scale)], tmp_path / "v.json"
     assert flash_trt("compare", *pair, "--json", written) == EXIT_USAGE
     told = " ".join(capsys.readouterr().err.split())
     assert "nothing of attention was compared" in told
@@ -224,6 +224,18 @@ def test_attentions_of_one_name_are_tried_each_alone(
     fused_path, unfused_path = _pair(tmp_path)
     assert flash_trt("compare", _in_a_branch(fused_path, one_name=True), unfused_path) == EXIT_USAGE
     assert 'nothing of node "attention" was compared' in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_node_that_does_not_run_is_not_tried_for_one_of_its_name(tmp_path: Path, flash_trt: Command) -> None:
+    fused_path, unfused_path = _pair(tmp_path)
+    model = onnx.load(fused_path)
+    node = onnx.NodeProto()
+    node.CopyFrom(next(n for n in model.graph.node if n.domain == DOMAIN))
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
+    model.functions.append(helper.make_function("mine", "Uncalled", node.input, node.output, [node], opsets))
+    model.opset_import.append(helper.make_opsetid("mine", 1))
+    onnx.save(model, fused_path)
+    assert flash_trt("compare", fused_path, unfused_path) == EXIT_OK
 
 
 def _in_a_function(path: Path, scale: float, *, default: bool) -> Path:
