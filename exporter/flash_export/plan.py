@@ -78,8 +78,10 @@ class Plan:
     @property
     def sources(self) -> list[ir.Value]:
         """The values that the new node depends on."""
-        feeds = [*self.operands, *(f for b in self.biases for f in b.feeds), self.lengths, self.sinks]
-        return list(dict.fromkeys(f.value for f in feeds if f is not None))
+        feeds = [f for f in (*self.operands, *(f for b in self.biases for f in b.feeds), self.lengths, self.sinks) if f]
+        moves = [*(move for f in feeds for move in f.moves), *self.output_moves]
+        lengths = [value for move in moves for _, sources in move.lengths for value, _, _ in sources]
+        return list(dict.fromkeys([*(f.value for f in feeds), *lengths]))
 
     @property
     def replaced(self) -> dict[ir.Value, list[ir.Value]]:

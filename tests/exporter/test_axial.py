@@ -6,8 +6,10 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from exporter.graphs import fuse, model, only
+from exporter.graphs import CONSTANTS, fuse, model, only
 from exporter.torch_exports import run
+
+import flash_export
 
 SIZES = [(2, 3, 5), (3, 7, 2), (1, 1, 1), (1, 4, 1), (2, 1, 67), (0, 3, 5), (2, 0, 5), (2, 3, 0)]
 """Of batch, rows and columns."""
@@ -80,3 +82,28 @@ def test_no_length_is_computed_where_only_the_batch_is_dynamic(along: str) -> No
     inputs = arrays(along, (3, 7, 5), 0)
     (got,) = run(fused.SerializeToString(), inputs)
     np.testing.assert_allclose(got, expected(along, inputs), atol=3e-6, rtol=0)
+
+
+MASKED = """
+    b = Shape <start = 0, end = 1> (x)\n r = Shape <start = 1, end = 2> (x)\n c = Shape <start = 2, end = 3> (x)
+    entries = Mul (b, r)\n split = Concat <axis = 0> (entries, c, heads)
+    row = Concat <axis = 0> (entries, one, one, c)
+    q0 = Sigmoid (x)\n q1 = Reshape (q0, split)\n q = Transpose <perm = [0, 2, 1, 3]> (q1)
+    k0 = Tanh (x)\n k1 = Reshape (k0, split)\n kt = Transpose <perm = [0, 2, 3, 1]> (k1)
+    v0 = Relu (x)\n v1 = Reshape (v0, split)\n v = Transpose <perm = [0, 2, 1, 3]> (v1)
+    scores = MatMul (q, kt)\n scaled = Mul (scores, scale)\n mask = Reshape (m, row)
+    masked = Where (mask, scaled, lowest)\n probs = Softmax <axis = -1> (masked)\n o = MatMul (probs, v)
+    turned = Transpose <perm = [0, 2, 1, 3]> (o)\n whole = Concat <axis = 0> (b, r, c, width)
+    out = Reshape (turned, whole)
+"""
+
+
+def test_rows_of_a_grid_with_a_mask_are_proven_alone() -> None:
+    """The mask's Reshape computes its target: the value that it has a length from is at the site's boundary."""
+    proto = model(
+        MASKED,
+        inputs="float[B, R, C, 24] x, bool[B, R, C] m",
+        outputs="float[B, R, C, 24] out",
+        constants=CONSTANTS + ", int64[2] heads = {3, 8}, int64[1] one = {1}, int64[1] width = {24}",
+    )
+    assert [site.status for site in flash_export.rewrite(proto).sites] == ["fused"]
