@@ -23,6 +23,7 @@ from typing import Any
 
 MAX_EXPRESSION = 4096
 MAX_EXPRESSION_NODES = 512
+MAX_GUARD_NODES = 4096
 MAX_INTEGER = 2**63
 MAX_EXPONENT = 64
 MAX_TEXT = 1 << 20
@@ -231,7 +232,7 @@ def _has_power(node: ast.AST) -> bool:
 
 def check_guard(text: str) -> None:
     """A condition on sizes, e.g. ``L['x'].size()[0] == L['mask'].size()[1]``."""
-    for node in ast.walk(_parse(text)):
+    for node in ast.walk(_parse(text, MAX_GUARD_NODES)):
         allowed = isinstance(node, _GUARD_NODES)
         if isinstance(node, ast.Name):
             allowed = node.id in ("L", "math", "max", "min", "abs", "int", "float", "bool") or _is_symbol(node.id)
@@ -244,15 +245,15 @@ def check_guard(text: str) -> None:
             raise Forbidden(f"a guard that is no condition on sizes: {text[:120]!r}")
 
 
-def _parse(text: str) -> ast.Expression:
+def _parse(text: str, most: int = MAX_EXPRESSION_NODES) -> ast.Expression:
     if len(text) > MAX_EXPRESSION or not text.isascii():
         raise Forbidden(f"an expression of {len(text)} characters: {text[:80]!r}")
     try:
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise Forbidden(f"an expression that cannot be read: {text[:120]!r}") from None
-    if sum(1 for _ in ast.walk(tree)) > MAX_EXPRESSION_NODES:
-        raise Forbidden(f"an expression of more than {MAX_EXPRESSION_NODES} parts: {text[:80]!r}")
+    if sum(1 for _ in ast.walk(tree)) > most:
+        raise Forbidden(f"an expression of more than {most} parts: {text[:80]!r}")
     return tree
 
 

@@ -115,6 +115,14 @@ def test_a_guard_on_sizes_passes(text: str) -> None:
     pt2_rules.check_guard(text)
 
 
+def test_a_guard_of_many_parts_passes_and_one_of_more_does_not() -> None:
+    """Windows of a grid have products of sizes in each of their guards."""
+    size = "L['x'].size()[0]"
+    pt2_rules.check_guard(f"{' + '.join([size] * 100)} == 3")
+    with pytest.raises(pt2_rules.Forbidden):
+        pt2_rules.check_guard(f"{'+'.join(['1'] * 2040)} == 3")
+
+
 @pytest.mark.parametrize(
     "text",
     [
