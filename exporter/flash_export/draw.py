@@ -300,7 +300,10 @@ def sizes_in(model: ir.Model, example: Mapping[str, np.ndarray]) -> dict[str, in
 
 def _solved(dim: str, name: str, size: int, sizes: Mapping[str, int]) -> dict[str, int]:
     """``name`` -> the number at which ``dim`` is ``size``, where it grows evenly with it."""
-    zero, one = (_evaluate(dim, {**sizes, name: n}) for n in (0, 1))
+    try:
+        zero, one = (_evaluate(dim, {**sizes, name: n}) for n in (0, 1))
+    except KeyError:  # it has no size at 0, as 64//n has none
+        return {}
     number = (size - zero) // (one - zero) if one != zero else -1
     fits = number >= 0 and _evaluate(dim, {**sizes, name: number}) == size
     return {name: number} if fits else {}

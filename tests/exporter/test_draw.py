@@ -12,7 +12,7 @@ import pytest
 
 from flash_export import nudge
 from flash_export.dims import Dim
-from flash_export.draw import PADDINGS, draw_inputs, draw_mask, dynamic_dims, sizes_in, sizes_to_try
+from flash_export.draw import PADDINGS, _solved, draw_inputs, draw_mask, dynamic_dims, sizes_in, sizes_to_try
 from flash_export.errors import UsageError
 from flash_export.input_roles import read_roles
 
@@ -319,3 +319,9 @@ def test_boxes_have_their_corners_in_order_below_their_table() -> None:
             assert ((top >= 0) & (top <= bottom) & (bottom <= highest)).all()
         assert drawn["bbox"].max() > 50
         assert drawn["other_bbox"].dtype == np.float16
+
+
+def test_a_quotient_of_a_dimension_is_not_solved_for_it() -> None:
+    """It has no size at 0, by which one that grows evenly with its dimension is solved."""
+    assert _solved("64//n", "n", 8, {}) == {}
+    assert _solved("4*n", "n", 8, {}) == {"n": 2}
