@@ -15,7 +15,9 @@ _FIVE_PARTS = re.compile(
 """An error of the operator library, without what ONNX Runtime says before it."""
 
 
-_UNWRITTEN = re.compile(r"SystemError : (?P<number>\d+)$|Protobuf serialization failed")
+_UNWRITTEN = re.compile(
+    r"SystemError : (?P<number>\d+)$|Protobuf serialization failed|Failed to save ORT format model to file"
+)
 """An optimized model could not be opened, or not be written whole. What it reads it names by another error."""
 
 

@@ -104,7 +104,8 @@ def _require_models(arguments: Sequence[str]) -> None:
 
     TensorRT's parser, which ``convert`` asks, ends at an assertion of its own, and a folder is taken for TensorFlow's.
     """
-    for before, word in itertools.pairwise(arguments):
+    own = itertools.takewhile(lambda word: word != "--check", arguments)  # behind it stands a command of its own
+    for before, word in itertools.pairwise(own):
         if not word.endswith(".onnx") or word.startswith("-") or before.startswith(_WRITES):
             continue
         path = Path(word)

@@ -252,6 +252,7 @@ def test_a_type_is_told_wherever_the_node_is(tmp_path: Path, place: str) -> None
     ("path", "why"),
     [
         ("no such folder/x.onnx", "No such file or directory"),
+        ("no such folder/x.ort", "Failed to save ORT format model"),
         ("", "Is a directory"),
         ("model.onnx/x.onnx", "Not a directory"),
         ("/dev/full", "serialization failed"),

@@ -202,6 +202,17 @@ def test_a_model_that_is_written_need_not_be_there(tmp_path: Path) -> None:
     assert written.is_file()
 
 
+def test_a_file_of_the_command_behind_check_is_that_commands_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """debug reduce writes the model that its --check reads."""
+    monkeypatch.chdir(tmp_path)
+    model = str(unfused(tmp_path / "m.onnx"))
+    check = ["--check", sys.executable, "-c", "pass", "polygraphy_debug.onnx"]
+    reduce = ["debug", "reduce", model, "-o", "r.onnx", "--mode", "bisect"]
+    assert polygraphy.main([*reduce, *check]) == 0
+
+
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENAMETOOLONG, errno.EACCES, errno.ENOTDIR])
 def test_a_file_that_cannot_be_written_is_no_bug_of_ours(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int
