@@ -37,8 +37,15 @@ class Extent:
             shape = shapes.shape(value)
             if shape is not None:
                 self._counts[value.name or ""] = _product([shapes.normal(dim) for dim in shape])
-        self._batches = {name for name, is_batch in dynamic_dims(model).items() if is_batch}
-        self._heads = _heads_inside(model, self._counts)
+        dims = dynamic_dims(model)
+        self._batches = {name for name, is_batch in dims.items() if is_batch}
+        told = {self._same(name) for name in dims}
+        untold = {
+            value
+            for value in _computed(model.graph)
+            if value.name not in self._counts or not self._counts[value.name].symbols <= told
+        }
+        self._heads = _heads_inside(model, untold)
 
     @property
     def names(self) -> Collection[str]:
@@ -75,8 +82,8 @@ def _computed(graph: ir.Graph) -> list[ir.Value]:
     return list(found)
 
 
-def _heads_inside(model: ir.Model, counts: Collection[str]) -> int:
-    """The most heads of an attention whose scores are none of the ``counts``; 0 where there is none."""
+def _heads_inside(model: ir.Model, untold: Collection[ir.Value]) -> int:
+    """The most heads of an attention whose scores are ``untold`` or no value of the graph; 0 where there is none."""
     written_out, found = set(model.graph), 0
     bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for node in (node for body in bodies for node in ir.traversal.RecursiveGraphIterator(body)):
@@ -84,7 +91,7 @@ def _heads_inside(model: ir.Model, counts: Collection[str]) -> int:
             told = [node.attributes[name] for name in _HEADS if name in node.attributes]
             heads = [one.as_int() for one in told if one.type == ir.AttributeType.INT and not one.is_ref()]
             found = max(found, *heads, 0 if heads else _SOME_HEADS)
-        elif node.op_type == "Softmax" and (node not in written_out or node.outputs[0].name not in counts):
+        elif node.op_type == "Softmax" and (node not in written_out or node.outputs[0] in untold):
             found = max(found, _SOME_HEADS)
     return found
 

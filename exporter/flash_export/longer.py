@@ -63,7 +63,10 @@ def longer_setting(
     needed = [(size + 2, f"{size} in the fused model", True) for size in own]
     numbers = numbers_on_positions(model).items()
     # i - j <= 300 hides a key from 302 on, i - j < 300 one before: a table of positions may end between the two.
-    needed += [(n + least, f'{n} at node "{node}"', False) for n, node in numbers for least in (1, 2)]
+    needed += [(n + 1, f'{n} at node "{node}"', False) for n, node in numbers]
+    needed += [
+        (n + 2, "", False) for n, _ in numbers if n > 1
+    ]  # no name: where n + 1 is the longest, nothing is hidden
     needed += [(n + 1, f'{n} in table "{table}"', False) for n, table in numbers_in_tables(model).items()]
     extent = Extent(model)
     names: dict[str, None] = {}
@@ -79,9 +82,9 @@ def longer_setting(
         for choice in fitting:
             if choice not in found:
                 found.append(choice)
-        if fitting:
+        if fitting and name:
             names[name] = None
-        elif possible and not is_own:
+        elif possible and name and not fitting and not is_own:
             too_large[name] = None
     too_large = {name: None for name in too_large if name not in names}
     return Longer(tuple(found), tuple(names), tuple(too_large)) if found or too_large else None

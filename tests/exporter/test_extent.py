@@ -63,6 +63,8 @@ _FUNCTION = '<domain: "own", opset_import: ["": 18]> Attend (a) => (c) { c = Sof
         (_BRANCH, 16, ""),
         ("y = own.Attend (x)", 16, _FUNCTION),
         ("y = Softmax (x)", 0, ""),
+        ("w = Constant <value_floats = [1.0]> ()  p = Softmax (w)  y = Mul (x, p)", 0, ""),
+        ("z = NonZero (x)  f = Cast <to = 1> (z)  p = Softmax (f)  y = Reshape (p, target)", 16, ""),
         ("r = Reshape (x, target)  p = Softmax (r)  y = Reshape (p, target)", 16, ""),
     ],
 )

@@ -61,7 +61,7 @@ def test_the_users_shapes_of_one_key_are_warned_of(
 def test_drawn_runs_that_all_have_one_key_are_refused(
     tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], scale: float
 ) -> None:
-    pair, written = [_short(path, 1) for path in _pair(tmp_path, scale=scale)], tmp_path / "v.json"
+    pair, written = [_short(path, 2) for path in _pair(tmp_path, scale=scale)], tmp_path / "v.json"
     assert flash_trt("compare", *pair, "--json", written) == EXIT_USAGE
     told = " ".join(capsys.readouterr().err.split())
     assert "nothing of attention was compared" in told
