@@ -104,7 +104,7 @@ def _require_models(arguments: Sequence[str]) -> None:
 
     TensorRT's parser, which ``convert`` asks, ends at an assertion of its own, and a folder is taken for TensorFlow's.
     """
-    own = itertools.takewhile(lambda word: word != "--check", arguments)  # behind it stands a command of its own
+    own = itertools.takewhile(lambda word: not word.startswith("--chec"), arguments)  # then comes a command of its own
     for before, word in itertools.pairwise(own):
         if not word.endswith(".onnx") or word.startswith("-") or before.startswith(_WRITES):
             continue
