@@ -129,6 +129,10 @@ def _inferred(proto: onnx.ModelProto) -> onnx.GraphProto:
     """The graph with the calls written out, and the types of its values as far as they are known."""
     ours = [(f.domain, f.name) for f in proto.functions if f.domain == DOMAIN]
     flat = proto
+    own = {entry.domain: entry.version for entry in proto.opset_import}
+    for function in proto.functions:  # of another opset it would stay a call; types are the same
+        for entry in function.opset_import:
+            entry.version = own.get(entry.domain, entry.version)
     try:
         flat = onnx.inliner.inline_selected_functions(proto, ours, exclude=True)
         return onnx.shape_inference.infer_shapes(flat).graph

@@ -212,7 +212,7 @@ def test_a_type_that_the_operator_does_not_take_is_told_with_the_rule(
     assert error.value.need == need
 
 
-@pytest.mark.parametrize("place", ["branch", "function", "function_in_branch"])
+@pytest.mark.parametrize("place", ["branch", "function", "function_in_branch", "function_of_opset_17"])
 def test_a_type_is_told_wherever_the_node_is(tmp_path: Path, place: str) -> None:
     """The clash shows only with the types of the call, and behind a node whose output the file says no type of."""
     half, single = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
@@ -223,7 +223,8 @@ def test_a_type_is_told_wherever_the_node_is(tmp_path: Path, place: str) -> None
         attention_models.flash_node(("query", "negative", "value"), name="odd one"),
     ]
     opsets = [helper.make_opsetid(domain, version) for domain, version in (("", 18), ("flash_export", 1), ("mine", 1))]
-    function = helper.make_function("mine", "Block", ["query", "key", "value"], ["output"], nodes, opsets)
+    inner = [helper.make_opsetid("", 17), *opsets[1:]] if "opset_17" in place else opsets
+    function = helper.make_function("mine", "Block", ["query", "key", "value"], ["output"], nodes, inner)
     if "function" in place:
         nodes = [helper.make_node("Block", ["query", "cache", "value"], ["output"], domain="mine")]
         nodes.insert(0, helper.make_node("Identity", ["key"], ["cache"]))
