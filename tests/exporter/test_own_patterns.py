@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx.parser
 import pytest
+from exporter.own_modules import forgotten
 from exporter.test_cli import run
 
 from flash_export import own_patterns
@@ -27,14 +28,8 @@ from flash_export.patterns.operator import Operator
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A working folder of its own, after which nothing is known of what was imported from it."""
     monkeypatch.chdir(tmp_path)
-    patterns, modules = dict(PATTERNS), set(sys.modules)
-    path = list(sys.path)
-    yield
-    PATTERNS.clear()
-    PATTERNS.update(patterns)
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
+    with forgotten():
+        yield
 
 
 def _sample(repo_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

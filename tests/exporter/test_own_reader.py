@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest
+from exporter.own_modules import forgotten
 from exporter.test_cli import run
 
 from flash_export.bands import Band
@@ -46,13 +46,8 @@ PLAIN = ("acme", "Plain")
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A working folder of its own, and no reader or module that stays."""
     monkeypatch.chdir(tmp_path)
-    patterns, modules, path = dict(PATTERNS), set(sys.modules), list(sys.path)
-    yield
-    PATTERNS.clear()
-    PATTERNS.update(patterns)
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
+    with forgotten():
+        yield
 
 
 def _model() -> onnx.ModelProto:
