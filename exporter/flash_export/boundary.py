@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from flash_export import graph as g
 from flash_export.cut import CannotCut, attention_nodes, cut, reaches
 from flash_export.op import FLASH_ATTENTION_PACKED, LAYOUT_BHSD, OPERATORS
 from flash_export.runtime import AnySession, CannotRun, open_session
@@ -23,31 +24,33 @@ _ROWS_MEASURED = 64
 class Boundary:
     """The boundary of one site, sorted by what the check does with each value.
 
-    ``drawn`` values are random; ``captured`` ones keep the content that the model gives them; ``stretched`` are the
-    drawn ones that are multiplied to reach the score spread; with ``squared`` they are query and key at once, so
-    that scores grow with the square.
+    ``drawn`` values are random; ``captured`` ones keep the content that the model gives them; of the ``shaped`` ones
+    (with their types) only the lengths are read, so they are empty but for these; ``stretched`` are the drawn ones that
+    are multiplied to reach the score spread; with ``squared`` they are query and key at once, so that scores grow with
+    the square.
     """
 
     drawn: tuple[str, ...]
     captured: tuple[str, ...]
     stretched: tuple[str, ...]
     squared: bool
+    shaped: Mapping[str, ir.DataType] = dataclasses.field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
-        return self.drawn + self.captured
+        return (*self.drawn, *self.captured, *self.shaped)
 
 
-def read_boundary(site: Site, flash: ir.Model) -> Boundary:
-    """Sorts the boundary of ``site`` by what the fused graph does with it.
+def read_boundary(site: Site, plain: ir.Model, flash: ir.Model) -> Boundary:
+    """Sorts the boundary of ``site`` by what the fused graph does with it, and the unfused one ``plain``.
 
     Whatever is computed into query, key or value is drawn. Integers, truths and what becomes bias, lengths or
     nothing at all (a proven mask) are captured: a random mask would be no mask.
 
     Raises:
-        CannotCut: the site does not lie between its boundary and its output.
+        CannotCut: the site does not lie between its boundary and its output, in either graph.
     """
-    part = cut(flash, site.boundary, [site.output])
+    before, part = (cut(model, site.boundary, [site.output]) for model in (plain, flash))
     data: set[str] = set()
     for node in attention_nodes(part):
         for operand, value in zip(OPERATORS[node.op_type].inputs, node.inputs, strict=True):
@@ -55,12 +58,23 @@ def read_boundary(site: Site, flash: ir.Model) -> Boundary:
                 data |= reaches(value)
     inputs = {value.name or "": value for value in part.graph.inputs}
     drawn = tuple(name for name, value in inputs.items() if name in data and _is_float(value))
-    captured = tuple(name for name in inputs if name not in drawn)
+    old = {value.name: value for value in before.graph.inputs}
+    shaped = {
+        name: value.dtype
+        for name, value in inputs.items()
+        if name not in drawn and value.dtype is not None and _has_lengths_alone(value) and _has_lengths_alone(old[name])
+    }
+    captured = tuple(name for name in inputs if name not in drawn and name not in shaped)
     query, key = (source if source in drawn else None for source in (site.query_source, site.key_source))
     source = query or key
     if source is None or query == key:
-        return Boundary(drawn, captured, drawn if source is None else (source,), squared=True)
-    return Boundary(drawn, captured, (source,), squared=False)
+        return Boundary(drawn, captured, drawn if source is None else (source,), squared=True, shaped=shaped)
+    return Boundary(drawn, captured, (source,), squared=False, shaped=shaped)
+
+
+def _has_lengths_alone(value: ir.Value) -> bool:
+    """Whether nothing that reads ``value`` takes more of it than its lengths."""
+    return not value.is_graph_output() and all(g.is_op(node, "Shape", "Size") for node, _ in value.uses())
 
 
 def _is_float(value: ir.Value) -> bool:

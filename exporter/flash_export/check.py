@@ -20,7 +20,7 @@ from flash_export.check_model import Expected, ModelRun, run_fused, run_unfused
 from flash_export.check_nan import warn_of_nan
 from flash_export.check_site import CannotProve, SiteRun, check_site
 from flash_export.check_structure import check_structure
-from flash_export.cut import CannotCut, attention_nodes, cut
+from flash_export.cut import CannotCut, attention_nodes
 from flash_export.eager import Reference
 from flash_export.errors import NumbersDiffer, UnsupportedModel, UsageError
 from flash_export.function_body import functions_for
@@ -110,11 +110,11 @@ def check(
         roundoff, plain, flash, in_float16 = _load(unfused, fused, sites)
         rewritten = [s for s in sites if s.status == "fused" and s.boundary]
         loaded, windows = ir.load(unfused, format="protobuf"), _windows(rewritten)
-        trials = plan_trials(loaded, example=example, ranges=dims, values=values, seed=seed, windows=windows)
+        plan = plan_trials(loaded, example=example, ranges=dims, values=values, seed=seed, windows=windows)
         boundaries = _boundaries(rewritten, plain, flash)
         tell("unfused model", 0, 1)
         products = _products(rewritten, plain)
-        expected = run_unfused(plain, trials, boundaries, list(products.values()), folder)
+        expected = run_unfused(plain, plan.trials, boundaries, list(products.values()), folder)
         tell("unfused model", 1, 1)
         site_runs: list[SiteRun] = []
         proven: dict[bytes | None, list[SiteRun]] = {}
@@ -149,7 +149,8 @@ def check(
     shown = products | {site.name: PREFIX + site.name for site in inside}
     largest = {name: expected.largest[value] for name, value in shown.items() if value in expected.largest}
     warnings = [
-        *_warn_of_batch(trials, expected),
+        *_warn_of_batch(plan.trials, expected),
+        *_warn_of_windows(plan.too_large),
         *_warn_of_runtime(fused, roundoff, expected.evaluated),
         *warn_of_nan(model_runs, site_runs, expected),
         *_warn_of_eager(model_runs),
@@ -167,6 +168,17 @@ def _warn_of_batch(trials: Sequence[Sequence[Trial]], expected: Expected) -> lis
             why = expected.refusals[first.name]
             return [f"the unfused model was checked with a batch of one only; with {first.name} it fails: {why}"]
     return []
+
+
+def _warn_of_windows(too_large: Sequence[str]) -> list[str]:
+    """Windows that hide nothing on any input tried were read from the graph, and that is all."""
+    if not too_large:
+        return []
+    more = f" and {len(too_large) - 3} more" if len(too_large) > 3 else ""
+    return [
+        f"no input longer than {', '.join(too_large[:3])}{more} was tried, since it asks for too much memory: if that"
+        " is a window, it was read from the graph and not seen to hide a key; --values FILE.npz of that length shows it"
+    ]
 
 
 def _windows(sites: Iterable[Site]) -> set[int]:
@@ -259,8 +271,7 @@ def _boundaries(sites: Sequence[Site], plain: ir.Model, flash: ir.Model) -> list
     found = []
     for site in sites:
         try:
-            cut(plain, site.boundary, [site.output])
-            found.append(read_boundary(site, flash))
+            found.append(read_boundary(site, plain, flash))
         except CannotCut:
             continue  # check_site says so
     return found

@@ -220,22 +220,23 @@ def _captured(boundaries: Sequence[Boundary]) -> list[str]:
     return list(dict.fromkeys(name for boundary in boundaries for name in boundary.captured))
 
 
-def _drawn(boundaries: Sequence[Boundary]) -> list[str]:
-    return list(dict.fromkeys(name for boundary in boundaries for name in boundary.drawn))
+def _measured(boundaries: Sequence[Boundary]) -> list[str]:
+    """Those of which a site needs the shape alone; another one may need the content too."""
+    return list(dict.fromkeys(name for boundary in boundaries for name in (*boundary.drawn, *boundary.shaped)))
 
 
 def _probe_names(plain: ir.Model, boundaries: Sequence[Boundary], late: Collection[str]) -> list[str]:
-    """The extra outputs of a probed model: captured values but for the ``late`` ones, and the shapes of drawn ones."""
+    """The extra outputs of a probed model: captured values but for the ``late`` ones, and the shapes of the others."""
     given = {v.name for v in (*plain.graph.inputs, *plain.graph.outputs)}.union(late)
     return [
         *(name for name in _captured(boundaries) if name not in given),
-        *(_SHAPE_OF + name for name in _drawn(boundaries)),
+        *(_SHAPE_OF + name for name in _measured(boundaries)),
     ]
 
 
 def _with_probes(plain: ir.Model, probes: Sequence[str]) -> ir.Model:
-    """A copy with the boundary as extra outputs. Of drawn values only the shape leaves, so memory stays small, and of
-    products of Q and K only the largest magnitude.
+    """A copy with the boundary as extra outputs. Of values that are drawn for a site only the shape leaves, so memory
+    stays small, and of products of Q and K only the largest magnitude.
     """
     probed = plain.clone()
     values = ir.convenience.create_value_mapping(probed.graph, include_subgraphs=False)
@@ -278,7 +279,7 @@ def _put_behind(value: ir.Value, nodes: Sequence[ir.Node], graph: ir.Graph) -> N
 
 def _seen(boundaries: Sequence[Boundary], shown: Mapping[str, np.ndarray], late: Mapping[str, Later]) -> Seen:
     captured = {name: late[name] if name in late else shown[name] for name in _captured(boundaries)}
-    return captured | {name: tuple(map(int, shown[_SHAPE_OF + name])) for name in _drawn(boundaries)}
+    return {name: tuple(map(int, shown[_SHAPE_OF + name])) for name in _measured(boundaries)} | captured
 
 
 def run_fused(

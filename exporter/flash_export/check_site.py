@@ -141,7 +141,7 @@ def check_site(
         CannotProve: whatever came out, it would not tell a right node from a wrong one.
     """
     try:
-        boundary = read_boundary(site, flash)
+        boundary = read_boundary(site, plain, flash)
         samples, reference = _run(site, boundary, plain, flash, (seen, beside or {}), folder, seed)
     except (CannotCut, CannotRun) as error:
         raise CannotProve(f"it cannot be run alone: {error}") from error
@@ -308,17 +308,19 @@ def _unknown_noise(part: ir.Model, feeds: Mapping[str, np.ndarray], folder: Path
 
 
 def _draw(boundary: Boundary, values: Seen, seed: int) -> dict[str, np.ndarray]:
-    """Captured arrays as they are, standard normal numbers of the captured shape for the rest."""
+    """Captured arrays as they are, standard normal numbers of the captured shape for those that are drawn."""
     feeds: dict[str, np.ndarray] = {}
     for name in boundary.names:
         value = values[name]
-        if isinstance(value, np.ndarray):
-            feeds[name] = value
-        elif callable(value):
-            feeds[name] = value()
-        else:
+        value = value() if callable(value) else value
+        shape = value if isinstance(value, tuple) else value.shape
+        if name in boundary.drawn:
             rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-            feeds[name] = np.asarray(rng.standard_normal(value), np.float32)
+            feeds[name] = np.asarray(rng.standard_normal(shape), np.float32)
+        elif name in boundary.shaped:
+            feeds[name] = np.zeros(shape, boundary.shaped[name].numpy())
+        else:
+            feeds[name] = np.asarray(value)
     return feeds
 
 

@@ -24,7 +24,11 @@ from flash_export.input_roles import Role, fed_inputs, holds_boxes, read_roles
 from flash_export.length_roles import draw_lengths
 
 Padding = Literal["mixed", "full", "right", "left", "holes"]
-PADDINGS: tuple[Padding, ...] = ("mixed", "full", "right", "left", "holes")
+PADDINGS: tuple[Padding, ...] = ("mixed", "full", "holes", "right", "left")
+"""Those of a comparison's runs in turn: holes, the only ones that differ along every axis, at its longest setting."""
+
+_MIXED: tuple[Padding, ...] = ("right", "left", "holes", "full")
+"""All ones tell the least, so they come last: a batch of one has fewer runs than there are turns."""
 
 _BATCH_SIZES = (3, 1, 2)
 _LENGTHS = ((67, 41, 53, 37), (1, 19, 5, 11), (131, 97, 29, 71))
@@ -53,7 +57,7 @@ def draw_inputs(
         model: an ONNX file, or the same loaded.
         sizes: dynamic dim -> size; names as ``dynamic_dims`` gives them.
         seed: what the numbers depend on, besides names and shapes.
-        kind: how masks are filled. ``mixed``: all ones, right padding, left padding and holes take turns from row
+        kind: how masks are filled. ``mixed``: right padding, left padding, holes and all ones take turns from row
             to row, starting with the ``seed``-th; every row keeps at least one 1.
         spread: standard deviation of floats.
 
@@ -171,9 +175,8 @@ def draw_mask(
         return mask
     keys = shape[-1]
     rows = mask.reshape(shape[0] if len(shape) > 1 else 1, -1, keys)
-    turns: tuple[Padding, ...] = ("full", "right", "left", "holes")
     for i, row in enumerate(rows):
-        style = kind if kind != "mixed" else turns[(i + turn) % len(turns)]
+        style = kind if kind != "mixed" else _MIXED[(i + turn) % len(_MIXED)]
         kept = int(rng.integers(1, keys + 1))
         if style == "right":
             row[:, kept:] = False

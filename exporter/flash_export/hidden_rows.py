@@ -58,7 +58,7 @@ class HiddenRows:
         if self._trial is None:
             return {}
         try:
-            captured = [name for name in read_boundary(site, flash).captured if name in self._values]
+            captured = [name for name in read_boundary(site, self._plain, flash).captured if name in self._values]
         except CannotCut:
             return {}
         before = seen[self._trial.name]

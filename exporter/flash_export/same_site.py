@@ -35,13 +35,16 @@ def identity(site: Site, plain: ir.Model, flash: ir.Model, *seen: Mapping[str, S
         seen: trial name -> what the boundary values were.
     """
     try:
-        boundary = read_boundary(site, flash)
+        boundary = read_boundary(site, plain, flash)
         parts = [cut(model, site.boundary, [site.output]) for model in (plain, flash)]
     except CannotCut:
         return None
     weights = [v.const_value for part in parts for v in part.graph.initializers.values() if v.const_value is not None]
     contents = [
-        _content(trial, values[name]) for runs in seen for trial, values in runs.items() for name in boundary.names
+        _content(trial, values[name], told=name in boundary.captured)
+        for runs in seen
+        for trial, values in runs.items()
+        for name in boundary.names
     ]
     if sum(w.nbytes for w in weights) > _LARGE_BYTES or None in contents or not all(map(_is_told, parts)):
         return None
@@ -60,9 +63,11 @@ def _is_told(part: ir.Model) -> bool:
     return all(a.is_ref() or a.type in _TOLD for node in nodes for a in node.attributes.values())
 
 
-def _content(trial: str, value: object) -> tuple[object, ...] | None:
-    """What ``check_site`` makes of a boundary value: its lengths alone where it is drawn."""
+def _content(trial: str, value: object, *, told: bool) -> tuple[object, ...] | None:
+    """What ``check_site`` makes of a boundary value: its lengths alone where its content is not ``told``."""
     if isinstance(value, np.ndarray):
+        if not told:
+            return trial, value.shape
         small = value.nbytes <= _LARGE_BYTES
         return (trial, value.dtype, value.shape, value.tobytes()) if small and value.dtype != object else None
     return (trial, value) if isinstance(value, tuple) else None

@@ -63,6 +63,18 @@ class Trial:
         return ""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class TrialPlan:
+    """The trials of one check, each a list of choices of which the first that the unfused model takes counts.
+
+    ``too_large``: the windows that the model may have and that no trial is longer than, since it asks for too much
+    memory.
+    """
+
+    trials: list[list[Trial]]
+    too_large: tuple[str, ...] = ()
+
+
 def plan_trials(
     model: ir.Model,
     *,
@@ -71,11 +83,11 @@ def plan_trials(
     values: Path | None,
     seed: int,
     windows: Collection[int] = (),
-) -> list[list[Trial]]:
+) -> TrialPlan:
     """The trials of one check: ``values`` alone where given, else drawn ones and the example.
 
-    Each is a list of choices: the first on which the unfused model runs counts. Without masks and lengths nothing is
-    drawn at the sizes that the example has. One more is longer than every window that the model can be run past.
+    Without masks and lengths nothing is drawn at the sizes that the example has. One more is longer than every window
+    that the model can be run past.
 
     Args:
         windows: the sizes of those that were read.
@@ -84,7 +96,7 @@ def plan_trials(
         UsageError: ``values`` is no readable NPZ file or lacks an input; an input cannot be drawn.
     """
     if values is not None:
-        return [[Trial("values", read_values(model, values))]]
+        return TrialPlan([[Trial("values", read_values(model, values))]])
     whole = bool(example) and set(example) >= set(fed_inputs(model))
     settings, extent = sizes_to_try(model, ranges, example), Extent(model)
     if settings == [[{}]]:
@@ -110,7 +122,7 @@ def plan_trials(
         trials.append([_draw(model, sizes, seed, batches, roles, "full") for sizes in longer.choices])
     if whole:
         trials.append([Trial("example", dict(example))])
-    return trials
+    return TrialPlan(trials, longer.too_large if longer else ())
 
 
 def roomy_choices(

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -10,6 +13,8 @@ from exporter.graphs import CONSTANTS, fuse, model, only
 from exporter.torch_exports import run
 
 import flash_export
+from flash_export import check
+from flash_export.errors import NumbersDiffer
 
 SIZES = [(2, 3, 5), (3, 7, 2), (1, 1, 1), (1, 4, 1), (2, 1, 67), (0, 3, 5), (2, 0, 5), (2, 3, 0)]
 """Of batch, rows and columns."""
@@ -98,12 +103,64 @@ MASKED = """
 """
 
 
-def test_rows_of_a_grid_with_a_mask_are_proven_alone() -> None:
-    """The mask's Reshape computes its target: the value that it has a length from is at the site's boundary."""
-    proto = model(
-        MASKED,
+GRID = CONSTANTS + ", int64[2] heads = {3, 8}, int64[1] one = {1}, int64[1] width = {24}"
+
+
+def layers(count: int) -> onnx.ModelProto:
+    """``MASKED`` several times, each on what the one before gave."""
+    body, before = "", "x"
+    for i in range(count):
+        names = {name: f"{name}_{i}" for name in re.findall(r"(\w+) = \w+ [(<]", MASKED)} | {"x": before}
+        body += re.sub(r"\b\w+\b(?! [(<])", lambda word, names=names: names.get(word[0], word[0]), MASKED)  # type: ignore[misc]
+        before = names["out"]
+    return model(
+        body + f"out = Identity ({before})\n",
         inputs="float[B, R, C, 24] x, bool[B, R, C] m",
         outputs="float[B, R, C, 24] out",
-        constants=CONSTANTS + ", int64[2] heads = {3, 8}, int64[1] one = {1}, int64[1] width = {24}",
+        constants=GRID,
     )
-    assert [site.status for site in flash_export.rewrite(proto).sites] == ["fused"]
+
+
+def test_rows_of_a_grid_with_a_mask_are_proven_alone_and_layers_but_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mask's Reshape computes its target: the value that it has a length from is at the site's boundary, and of a
+    layer's own numbers nothing else is read there."""
+    asked = []
+    check_site = check.check_site
+
+    def counted(*arguments: object, **options: object) -> list:
+        asked.append(arguments[0])
+        return check_site(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(check, "check_site", counted)
+    assert [site.status for site in flash_export.rewrite(layers(3)).sites] == ["fused"] * 3
+    assert len(asked) == 1
+
+
+def test_a_mask_that_is_turned_round_along_columns_is_seen(tmp_path: Path) -> None:
+    """Padding fills a column evenly: it hides all keys or none; the longest setting has room for one grid alone."""
+    proto = model(
+        """qt = Transpose <perm = [0, 2, 3, 1, 4]> (q)\n kt = Transpose <perm = [0, 2, 3, 4, 1]> (k)
+        vt = Transpose <perm = [0, 2, 3, 1, 4]> (v)\n scores = MatMul (qt, kt)\n scaled = Mul (scores, scale)
+        turned = Transpose <perm = [0, 2, 1]> (m)\n mask = Unsqueeze (turned, axes)
+        masked = Where (mask, scaled, lowest)\n probs = Softmax <axis = -1> (masked)\n o = MatMul (probs, vt)
+        out = Transpose <perm = [0, 3, 1, 2, 4]> (o)\n""",
+        inputs=", ".join(f"float[B, R, C, 3, 8] {name}" for name in "qkv") + ", bool[B, R, C] m",
+        outputs="float[B, R, C, 3, 8] out",
+        constants=CONSTANTS + ", int64[2] axes = {2, 3}",
+    )
+    fused, sites = fuse(proto)
+    site = only(sites)
+    assert site.status == "fused", site.reason
+    (node,) = (node for node in fused.graph.node if node.op_type == "FlashAttentionEx")
+    place = list(fused.graph.node).index(node)
+    for name, number in (("last", -1), ("before_first", -(2**31)), ("keys", 3)):
+        fused.graph.initializer.append(onnx.numpy_helper.from_array(np.array([number]), name))
+    fused.graph.node.insert(
+        place, onnx.helper.make_node("Slice", [node.input[3], "last", "before_first", "keys", "last"], ["turned_round"])
+    )
+    fused.graph.node[place + 1].input[3] = "turned_round"
+    paths = tmp_path / "unfused.onnx", tmp_path / "fused.onnx"
+    for path, one in zip(paths, (proto, fused), strict=True):
+        onnx.save(one, path)
+    with pytest.raises(NumbersDiffer, match=site.name):
+        check.check(*paths, sites, reference=None, example={}, dims={}, values=None)

@@ -106,7 +106,7 @@ def test_static_shapes_and_one_batch_are_checked_on_several_seeds(tmp_path: Path
     recipe = Recipe(sites=1, static=True, batch=1, causal="bottom_right")
     result = run_recipe(tmp_path, recipe)
     assert [r["setting"] for r in result.runs if r["kind"] == "site"] == [
-        "seed=0", "seed=1", "seed=2", "seed=0 masks=0",
+        "seed=0", "seed=1", "seed=2", "seed=0 masks=0", "seed=0 masks=1",
     ]  # fmt: skip
     with pytest.raises(NumbersDiffer, match="site attn0"):
         run(*save_pair(tmp_path, recipe, "causal_kind", at=0))

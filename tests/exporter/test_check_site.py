@@ -60,27 +60,27 @@ def packed(scale: float) -> tuple[ir.Model, Site]:
 
 
 def test_query_key_and_value_are_drawn_and_masks_keep_their_content() -> None:
-    flash = build(RECIPE, fused=True)
-    boundary = read_boundary(typed(site_of(RECIPE, 0), flash), flash)
+    plain, flash = build(RECIPE, fused=False), build(RECIPE, fused=True)
+    boundary = read_boundary(typed(site_of(RECIPE, 0), plain, flash), plain, flash)
     assert set(boundary.drawn) == {"query0", "key0", "value0"}
     assert boundary.captured == ("keep",)
     assert (boundary.stretched, boundary.squared) == (("query0",), False)
 
 
 def test_a_boundary_that_does_not_bound_is_said_so() -> None:
-    flash = build(RECIPE, fused=True)
+    plain, flash = build(RECIPE, fused=False), build(RECIPE, fused=True)
     site = dataclasses.replace(site_of(RECIPE, 0), boundary=("query0", "key0", "keep"))
     with pytest.raises(CannotCut, match="y"):
-        read_boundary(typed(site, flash), flash)
+        read_boundary(typed(site, plain, flash), plain, flash)
     with pytest.raises(CannotCut, match="no_such_value"):
         cut(flash, ["no_such_value"], ["context0"])
 
 
 @pytest.mark.parametrize("magnitude", [1e-3, 1.0, 300.0])
 def test_scores_are_stretched_to_a_spread_of_three(magnitude: float, tmp_path: Path) -> None:
-    flash = build(RECIPE, fused=True)
-    site = typed(site_of(RECIPE, 0), flash)
-    boundary = read_boundary(site, flash)
+    plain, flash = build(RECIPE, fused=False), build(RECIPE, fused=True)
+    site = typed(site_of(RECIPE, 0), plain, flash)
+    boundary = read_boundary(site, plain, flash)
     meter = ScoreMeter(site, boundary, flash, tmp_path)
     rng = np.random.default_rng(0)
     feeds = {n: (magnitude * rng.standard_normal(s)).astype(np.float32) for n, s in SHAPES.items()}
@@ -95,7 +95,7 @@ def test_scores_are_stretched_to_a_spread_of_three(magnitude: float, tmp_path: P
 
 def test_a_packed_projection_is_stretched_by_the_root(tmp_path: Path) -> None:
     model, site = packed(scale=0.01)
-    boundary = read_boundary(site, model)
+    boundary = read_boundary(site, model, model)
     assert (boundary.stretched, boundary.squared) == (("qkv",), True)
     feeds = {"qkv": np.random.default_rng(0).standard_normal((2, 9, 48)).astype(np.float32)}
     _, spread = stretch(feeds, boundary, ScoreMeter(site, boundary, model, tmp_path))

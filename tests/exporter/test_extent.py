@@ -83,7 +83,7 @@ def vocabulary(width: int) -> ir.Model:
 
 def planned(model: ir.Model) -> list[dict[str, int] | None]:
     plan = trials.plan_trials(model, example={}, ranges={}, values=None, seed=0)
-    return [choices[0].sizes for choices in plan]
+    return [choices[0].sizes for choices in plan.trials]
 
 
 def test_of_a_wide_vocabulary_one_setting_keeps_its_batch_and_the_others_their_length() -> None:

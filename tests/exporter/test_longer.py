@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,6 +66,16 @@ def test_a_window_that_is_wrong_past_all_drawn_lengths_is_found(
     monkeypatch.setattr(pipeline, "rewrite", wrong)
     with pytest.raises(NumbersDiffer):
         pipeline.run(options, Talk(quiet=True))
+
+
+def test_a_window_past_which_nothing_is_tried_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    proto = _model(table=False)
+    (window,) = (tensor for tensor in proto.graph.initializer if tensor.name == "w")
+    window.CopyFrom(onnx.numpy_helper.from_array(np.array(3000), "w"))
+    onnx.save(proto, tmp_path / "in.onnx")
+    assert pipeline.run(Options(source=tmp_path / "in.onnx", output=tmp_path / "out.onnx"), Talk(quiet=True))
+    warnings = json.loads((tmp_path / "report.json").read_text())["check"]["warnings"]
+    assert [text for text in warnings if "no input longer than 3000" in text and "--values" in text]
 
 
 _MOST = 2**25
