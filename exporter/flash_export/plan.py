@@ -147,7 +147,7 @@ def _cheapest(attention: Attention, region: Region) -> tuple[float, Plan]:
         "layout",
         "Q, K, V and the output fit neither [B, S, H*D] nor [B, H, S, D] without computing shapes at run time",
         attention.anchor,
-        "report the model's shapes; the attention stays in standard operators",
+        "bring Q, K and V to the product by view(B, S, H, D) and transpose(1, 2) alone, or export with fixed sizes",
     )
 
 

@@ -100,7 +100,7 @@ def multiply(node: ir.Node, left: Axes, right: Axes, shapes: Shapes) -> Product:
 
 def _unreadable(node: ir.Node) -> Refused:
     if node.op_type != "Einsum":
-        what, action = f"of {node.op_type}", "report the model's shapes; the attention stays in standard operators"
+        what, action = f"of {node.op_type}", "export with fixed sizes, by which axes of one length are told"
     else:
         equation = node.attributes["equation"].as_string() if "equation" in node.attributes else ""
         what = f'of Einsum "{equation}"'

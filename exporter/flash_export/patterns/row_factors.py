@@ -52,41 +52,49 @@ def row_factor(node: ir.Node, by: ir.Value, region: Region) -> Callable[[Express
 
 
 def with_row_factors(
-    expression: Expression, scores: Product, first: ir.Node, query: Chain, transposed: bool, region: Region
+    expression: Expression, scores: Product, first: ir.Node, query: Chain, at: int, region: Region
 ) -> Chain:
     """Q times the factors of its rows, written down as a draft; Q itself where there are none.
+
+    Args:
+        first: the product of Q and K.
+        at: which of its operands Q is.
 
     Raises:
         Refused: ``scale_not_scalar`` for a factor that does not stand beside Q's own axes; ``dtype`` for one of another
             type than Q's; ``not_finite``, ``scale_zero`` or ``attribute_range`` for its numbers.
     """
     for side in expression.row_factors:
-        if transposed or side.axes != scores.axes:
+        if side.axes != scores.axes:
             raise _elsewhere(side)
         refuse_odd_factor(side)
         if region.shapes.dtype(query.values[-1]) != region.shapes.dtype(side.value):
             raise unlike_factor(query.values[-1], side, region.shapes)
-        factor, axes = _beside_query(side, scores, first, query, region)
+        factor, axes = _beside_query(side, scores, first, query, at, region)
         value = region.drafts.op("Mul", query.values[-1], factor)
         query = Chain([value], [], [_spread(query.last, axes, region.shapes.shape(factor))], [], [])
     return query
 
 
-def _beside_query(side: Side, scores: Product, first: ir.Node, query: Chain, region: Region) -> tuple[ir.Value, Axes]:
+def _beside_query(
+    side: Side, scores: Product, first: ir.Node, query: Chain, at: int, region: Region
+) -> tuple[ir.Value, Axes]:
     """The factor with its axes where Q has them, and what each of Q's axes is in the scores.
 
     Raises:
         Refused: ``scale_not_scalar`` where Q lacks an axis of the factor.
     """
     if first.op_type != "Einsum":
-        if not keeps_rows(first) or len(query.last) != len(scores.axes):
+        if at or not keeps_rows(first) or len(query.last) != len(scores.axes):
             raise _elsewhere(side)
         return side.value, scores.axes
-    names = einsum.letters(first, [len(query.last), len(region.shapes.shape(first.inputs[1]) or ())])
+    ranks = [len(region.shapes.shape(value) or ()) for value in first.inputs]
+    ranks[at] = len(query.last)
+    names = einsum.letters(first, ranks)
     shape = region.shapes.shape(side.value)
     if names is None or shape is None or len(names[1]) != len(scores.axes):
         raise _elsewhere(side)
-    (own, _), out = names
+    own, out = names[0][at], names[1]
     lengths = [*([ONE] * (len(out) - len(shape))), *shape]
     if any(length != ONE for name, length in zip(out, lengths, strict=True) if name not in own):
         raise _elsewhere(side)

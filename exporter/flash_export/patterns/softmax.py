@@ -130,7 +130,8 @@ def _assemble(
         raise _other_axis(anchor)
     transposed = _is_transposed(scores, summed, anchor)
     (batch, rows), *readings = _readings(scores, scores.right if transposed else scores.left, summed)
-    query = with_row_factors(expression, scores, first, left, transposed, region)
+    query, key = (right, left) if transposed else (left, right)
+    query = with_row_factors(expression, scores, first, query, int(transposed), region)
     axes = axes_below(expression, down, region)
     probabilities = down[-1].outputs[0] if down else anchor.outputs[0]
     at = 0 if second.inputs[0] is probabilities else 1
@@ -145,7 +146,6 @@ def _assemble(
             anchor,
             "attention normalises over the keys; this one normalises over something else and stays as it is",
         )
-    query, key = (right, left) if transposed else (query, right)
     query, key, value = spread(query, key, value, ((first, scores), (second, result)), region)
     return Attention(
         anchor=anchor,

@@ -32,9 +32,12 @@ def _declared(letters: str) -> str:
     return f"float[{', '.join(map(str, _shape(letters)))}]"
 
 
-def _model(query: str, key: str, scores: str, value: str, out: str, factor: str) -> onnx.ModelProto:
+def _model(
+    query: str, key: str, scores: str, value: str, out: str, factor: str, *, key_first: bool = False
+) -> onnx.ModelProto:
+    product = f'"{key},{query}->{scores}"> (k, q)' if key_first else f'"{query},{key}->{scores}"> (q, k)'
     body = (
-        f'scores = Einsum <equation = "{query},{key}->{scores}"> (q, k)\n scaled = Mul (scores, f)\n'
+        f"scores = Einsum <equation = {product}\n scaled = Mul (scores, f)\n"
         f"probs = Softmax <axis = -1> (scaled)\n"
         f'out = Einsum <equation = "{scores},{value}->{out}"> (probs, v)\n'
     )
@@ -42,11 +45,12 @@ def _model(query: str, key: str, scores: str, value: str, out: str, factor: str)
     return model(body, inputs=inputs, outputs=f"{_declared(out)} out")
 
 
+@pytest.mark.parametrize("key_first", [False, True], ids=["q, k", "k, q"])
 @pytest.mark.parametrize(("query", "key", "scores", "value", "out", "factor"), FORMS)
 def test_a_factor_of_heads_or_rows_is_multiplied_into_q(
-    query: str, key: str, scores: str, value: str, out: str, factor: str
+    query: str, key: str, scores: str, value: str, out: str, factor: str, key_first: bool
 ) -> None:
-    proto = _model(query, key, scores, value, out, factor)
+    proto = _model(query, key, scores, value, out, factor, key_first=key_first)
     fused, sites = fuse(proto)
     assert only(sites).status == "fused", only(sites).reason
     shapes = [[SIZES[letter] for letter in letters] for letters in (query, key, value, factor)]
