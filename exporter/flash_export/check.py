@@ -111,22 +111,24 @@ def check(
         rewritten = [s for s in sites if s.status == "fused" and s.boundary]
         loaded, windows = ir.load(unfused, format="protobuf"), _windows(rewritten)
         plan = plan_trials(loaded, example=example, ranges=dims, values=values, seed=seed, windows=windows)
-        boundaries = _boundaries(rewritten, plain, flash)
+        boundaries, doubts = _boundaries(rewritten, plain, flash)
         tell("unfused model", 0, 1)
         products = _products(rewritten, plain)
-        expected = run_unfused(plain, plan.trials, boundaries, list(products.values()), folder)
+        expected = run_unfused(plain, plan.trials, list(boundaries.values()), list(products.values()), folder)
         tell("unfused model", 1, 1)
         site_runs: list[SiteRun] = []
         proven: dict[bytes | None, list[SiteRun]] = {}
-        doubts: dict[str, str] = {}
         hidden = HiddenRows(plain, expected.trials, expected.seen, folder)
         for i, site in enumerate(rewritten):
             tell("sites", i, len(rewritten))
+            boundary = boundaries.get(site.name)
+            if boundary is None:
+                continue
             try:
-                beside = hidden.of(site, flash, expected.seen)
-                same = identity(site, plain, flash, expected.seen, beside)
+                beside = hidden.of(boundary, expected.seen)
+                same = identity(site, boundary, plain, flash, expected.seen, beside)
                 if same is None or same not in proven:
-                    proven[same] = check_site(site, plain, flash, expected.seen, folder, seed, beside=beside)
+                    proven[same] = check_site(site, boundary, plain, flash, expected.seen, folder, seed, beside=beside)
                 site_runs += [dataclasses.replace(run, site=site.name) for run in proven[same]]
             except CannotProve as error:
                 doubts[site.name] = str(error)
@@ -267,14 +269,15 @@ def _products(sites: Sequence[Site], plain: ir.Model) -> dict[str, str]:
     return {site.name: site.product for site in sites if site.product in known}
 
 
-def _boundaries(sites: Sequence[Site], plain: ir.Model, flash: ir.Model) -> list[Boundary]:
-    found = []
+def _boundaries(sites: Sequence[Site], plain: ir.Model, flash: ir.Model) -> tuple[dict[str, Boundary], dict[str, str]]:
+    """The boundary of each site by its name, and why others have none."""
+    found, doubts = {}, {}
     for site in sites:
         try:
-            found.append(read_boundary(site, plain, flash))
-        except CannotCut:
-            continue  # check_site says so
-    return found
+            found[site.name] = read_boundary(site, plain, flash)
+        except CannotCut as error:
+            doubts[site.name] = f"it cannot be run alone: {error}"
+    return found, doubts
 
 
 def _raise_for_sites(runs: Sequence[SiteRun], sites: Sequence[Site]) -> None:

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from flash_export import accept, nudge
 from flash_export.accept import Noise, Verdict
-from flash_export.boundary import Boundary, ScoreMeter, read_boundary
+from flash_export.boundary import Boundary, ScoreMeter
 from flash_export.captured import Seen
 from flash_export.cut import CannotCut, attention_nodes, cut
 from flash_export.drowned import DrownedRows
@@ -119,6 +119,7 @@ class _Sample:
 
 def check_site(
     site: Site,
+    boundary: Boundary,
     plain: ir.Model,
     flash: ir.Model,
     seen: Mapping[str, Seen],
@@ -130,6 +131,7 @@ def check_site(
     """Runs ``site`` alone in both graphs, once a trial, and judges the numbers by the rule of ``accept``.
 
     Args:
+        boundary: that of ``site``.
         plain: the unfused model in float32.
         flash: the fused model in float32, with bodies for its FlashAttention nodes.
         seen: trial name -> what the boundary values were in that run of the whole model.
@@ -141,7 +143,6 @@ def check_site(
         CannotProve: whatever came out, it would not tell a right node from a wrong one.
     """
     try:
-        boundary = read_boundary(site, plain, flash)
         samples, reference = _run(site, boundary, plain, flash, (seen, beside or {}), folder, seed)
     except (CannotCut, CannotRun) as error:
         raise CannotProve(f"it cannot be run alone: {error}") from error

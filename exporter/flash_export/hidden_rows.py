@@ -16,13 +16,12 @@ import numpy as np
 import onnx_ir as ir
 
 from flash_export import graph as g
-from flash_export.boundary import read_boundary
+from flash_export.boundary import Boundary
 from flash_export.captured import Seen
 from flash_export.cut import CannotCut, cut, reaches
 from flash_export.evaluate import MAX_NODES, PURE_OPS
 from flash_export.input_roles import read_roles
 from flash_export.runtime import CannotRun, open_session
-from flash_export.sites import Site
 from flash_export.trials import Trial
 
 _MAKES_MASKS = PURE_OPS | {"IsInf", "IsNaN", "OneHot", "Shape", "Size"}
@@ -48,19 +47,16 @@ class HiddenRows:
         self._trial = _smallest([t for t in trials if t.sizes is not None], seen, self._masks) if self._masks else None
         self._settings = {} if self._trial is None else _changed(self._trial, self._masks)
 
-    def of(self, site: Site, flash: ir.Model, seen: Mapping[str, Seen]) -> dict[str, Seen]:
+    def of(self, boundary: Boundary, seen: Mapping[str, Seen]) -> dict[str, Seen]:
         """A name of the run -> its boundary values; nothing where what a mask becomes there is made of more than masks.
 
         Args:
-            flash: the fused model in float32.
+            boundary: that of one site.
             seen: trial name -> what the boundary values were.
         """
         if self._trial is None:
             return {}
-        try:
-            captured = [name for name in read_boundary(site, self._plain, flash).captured if name in self._values]
-        except CannotCut:
-            return {}
+        captured = [name for name in boundary.captured if name in self._values]
         before = seen[self._trial.name]
         masked = [name for name in captured if not self._masks.isdisjoint(reaches(self._values[name]))]
         found: dict[str, Seen] = {}

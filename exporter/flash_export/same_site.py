@@ -13,9 +13,9 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from flash_export.boundary import read_boundary
+from flash_export.boundary import Boundary
 from flash_export.captured import Seen
-from flash_export.cut import CannotCut, cut
+from flash_export.cut import cut
 from flash_export.foreign_body import told
 from flash_export.sites import Site
 
@@ -26,19 +26,18 @@ _KINDS = ir.AttributeType
 _TOLD = {_KINDS.INT, _KINDS.INTS, _KINDS.FLOAT, _KINDS.FLOATS, _KINDS.STRING, _KINDS.STRINGS, _KINDS.TENSOR}
 
 
-def identity(site: Site, plain: ir.Model, flash: ir.Model, *seen: Mapping[str, Seen]) -> bytes | None:
+def identity(
+    site: Site, boundary: Boundary, plain: ir.Model, flash: ir.Model, *seen: Mapping[str, Seen]
+) -> bytes | None:
     """What stands for all that ``check_site`` reads of ``site``, but for names; None where that cannot be told.
 
     Args:
+        boundary: that of ``site``.
         plain: the unfused model in float32.
         flash: the fused one.
         seen: trial name -> what the boundary values were.
     """
-    try:
-        boundary = read_boundary(site, plain, flash)
-        parts = [cut(model, site.boundary, [site.output]) for model in (plain, flash)]
-    except CannotCut:
-        return None
+    parts = [cut(model, site.boundary, [site.output]) for model in (plain, flash)]
     weights = [v.const_value for part in parts for v in part.graph.initializers.values() if v.const_value is not None]
     contents = [
         _content(trial, values[name], told=name in boundary.captured)

@@ -195,6 +195,7 @@ def test_a_site_that_cannot_be_cut_out_is_not_proven_and_a_fault_elsewhere_comes
     with pytest.raises(NotProven) as caught:
         run(plain, flash, sites)
     assert caught.value.why.keys() == {"attn0"}
+    assert "it cannot be run alone: " in caught.value.why["attn0"]
     assert "not properly bounded" in caught.value.why["attn0"]
     with pytest.raises(NumbersDiffer, match="site attn1"):
         run(plain, save_pair(tmp_path, Recipe(sites=2), "scale", at=1)[1], sites)

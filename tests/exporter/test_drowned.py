@@ -12,11 +12,11 @@ import onnx_ir as ir
 import pytest
 from exporter import graphs
 from exporter.attention_pairs import Recipe, build, site_of
-from exporter.test_check_site import run_site, seen, typed
+from exporter.test_check_site import alone, run_site, seen, typed
 
 from flash_export import accept, pipeline
 from flash_export.accept import Noise
-from flash_export.check_site import _Sample, check_site
+from flash_export.check_site import _Sample
 from flash_export.drowned import DrownedRows
 from flash_export.function_body import functions_for
 from flash_export.input_roles import read_roles
@@ -39,7 +39,7 @@ def test_a_site_with_such_rows_is_proven(fill: float, tmp_path: Path) -> None:
 @pytest.mark.parametrize("fault", ["scale", "mask_dropped", "causal_kind", "key_value_swapped"])
 def test_a_fault_of_such_a_site_shows(fault, tmp_path: Path) -> None:
     plain, flash = build(DROWNED, fused=False), build(DROWNED, fused=True, fault=fault, at=0)
-    (run,) = check_site(typed(site_of(DROWNED, 0), plain, flash), plain, flash, seen(), tmp_path, 0)
+    (run,) = alone(typed(site_of(DROWNED, 0), plain, flash), plain, flash, seen(), tmp_path)
     assert not run.verdict.passed
 
 

@@ -13,6 +13,7 @@ from exporter import graphs
 from exporter.graphs import only
 
 from flash_export import check_site, masks, rewrite
+from flash_export.boundary import read_boundary
 from flash_export.captured import Seen
 from flash_export.errors import NumbersDiffer
 from flash_export.hidden_rows import HiddenRows
@@ -80,7 +81,7 @@ def test_the_first_entry_of_a_mask_is_all_0_and_the_last_all_1(tmp_path: Path) -
     pad = np.ones((3, 1, 1, 4), bool)
     pad[1:, ..., :2] = False
     trials, seen = seen_of(pad)
-    ((name, shown),) = HiddenRows(plain, trials, seen, tmp_path).of(site, flash, seen).items()
+    ((name, shown),) = HiddenRows(plain, trials, seen, tmp_path).of(read_boundary(site, plain, flash), seen).items()
     assert name == "drawn masks=0,1"
     changed = shown["pad"]
     assert isinstance(changed, np.ndarray)
@@ -93,7 +94,7 @@ def test_given_values_are_left_alone(tmp_path: Path) -> None:
     plain, flash, site = parts(model(WHERE), ("q", "k", "v", "pad"))
     trials, seen = seen_of(np.ones((3, 1, 1, 4), bool))
     given = [Trial("drawn", trials[0].feeds)]
-    assert HiddenRows(plain, given, seen, tmp_path).of(site, flash, seen) == {}
+    assert HiddenRows(plain, given, seen, tmp_path).of(read_boundary(site, plain, flash), seen) == {}
 
 
 def test_of_a_bias_that_the_model_computes_besides_the_mask_nothing_is_changed(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_of_a_bias_that_the_model_computes_besides_the_mask_nothing_is_changed(t
     plain, flash, site = parts(proto, ("q", "k", "v", "bias"))
     trials, seen = seen_of(np.ones((3, 1, 1, 4), bool))
     seen["drawn"] = {**{n: seen["drawn"][n] for n in "qkv"}, "bias": np.ones((3, 4, 1, 4), np.float32)}
-    assert HiddenRows(plain, trials, seen, tmp_path).of(site, flash, seen) == {}
+    assert HiddenRows(plain, trials, seen, tmp_path).of(read_boundary(site, plain, flash), seen) == {}
 
 
 def test_where_the_unfused_attention_does_not_run_so_the_others_decide(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ def identities(plain: Path, flash: Path, sites: list[Site], keeps: list[np.ndarr
     for site, keep in zip(sites, keeps, strict=True):
         boundary = read_boundary(site, *models)
         seen: Seen = dict.fromkeys(boundary.drawn, (2, 5, 60)) | dict.fromkeys(boundary.captured, keep)
-        found.append(identity(site, models[0], models[1], {"one": seen}))
+        found.append(identity(site, boundary, models[0], models[1], {"one": seen}))
     return found
 
 
