@@ -102,6 +102,11 @@ def specs_of(example_inputs: object, dynamic_shapes: object) -> tuple[InputSpec,
         specs = parse_inputs(texts)
     except UsageError as error:  # in the words of the command's flag, which nobody wrote here
         do = 'write a dimension as "NAME" or "NAME=LOW..HIGH", or give a torch.export.Dim; an input, as a tensor'
+        if "*" in error.got:
+            do = (
+                "in place of the module give torch.export.export(module, ..., dynamic_shapes=...), a program whose axes"
+                " may be multiples; or give the axis a name of its own"
+            )
         raise _wrong(error.what, error.got, error.need, do) from None
     _check_sizes(specs, example_inputs)
     return specs

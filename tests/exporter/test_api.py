@@ -180,6 +180,7 @@ X, PAD = torch.ones(2, 16, 8), torch.ones(2, 16)
         ((X, PAD), {"x": {1: torch.export.Dim.AUTO}}, "AUTO", '{"x": {1: "seq"}}'),
         ((X, PAD), {"y": {1: "seq"}}, "'y'", "name an input"),
         ((X, PAD), {"x": {1: "seq=1-5"}}, "'1-5'", '"NAME=LOW..HIGH"'),
+        ((X, PAD), {"x": {1: 4 * torch.export.Dim("n")}}, "4*n", "torch.export.export(module"),
         ((X, PAD), {"x": {7: "seq"}}, "{7: 'seq'}", '1: "seq=1..512"'),
         ((X, PAD), {"x": {1: "seq"}}, "seq = 16", "axis 1 of x (seq) and axis 1 of pad (the number 16)"),
         ((X, PAD), {"x": {1: "seq"}, "pad": {1: "len"}}, "", "give both the name"),
