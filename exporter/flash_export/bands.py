@@ -98,10 +98,13 @@ def trials_of(
     if found is None or switches is None or max([found[1], *switches]) > FAR:
         return None
     names = sorted(needed)
+    # A length that is in both makes rows and keys many by itself.
+    apart = seqlen_q.symbols and seqlen_kv.symbols and not seqlen_q.symbols & seqlen_kv.symbols
+    together = sorted(seqlen_q.symbols | seqlen_kv.symbols) if apart else []
     trials = _Trials(value, seqlen_q, seqlen_kv, evaluator)
     results: list[Seen] = []
     try:
-        for sizes, must_fit in _settings(names, *found, switches, largest=FAR if has_table else NEAR):
+        for sizes, must_fit in _settings(names, together, *found, switches, largest=FAR if has_table else NEAR):
             results.extend(look(full) for full in trials.at(sizes, must_fit=must_fit))
         for sizes in trials.edges(names, largest=max(NEAR, found[1]) + 3):
             results.extend(look(full) for full in trials.at(sizes))
@@ -214,12 +217,13 @@ def _as_matrix(array: np.ndarray, rows: int, columns: int) -> np.ndarray | None:
 
 
 def _settings(
-    names: list[str], marks: list[int], reach: int, switches: list[int], *, largest: int
+    names: list[str], together: list[str], marks: list[int], reach: int, switches: list[int], *, largest: int
 ) -> Iterator[tuple[Mapping[str, int], bool]]:
     """Sizes of the dynamic dims to try, and whether nothing is proven without them.
 
     They are distinct, equal, 1, beyond a tile, just at and past every landmark, beyond all of them, and far; and each
     length around which the form may switch, beside others that are shorter, alike, longer and beyond all landmarks.
+    ``together``: dims that are beyond all landmarks at once too, since a mask may differ where rows and keys both are.
     """
     count = range(len(names))
     yield dict(zip(names, (5 + 2 * i for i in count), strict=True)), True
@@ -234,6 +238,8 @@ def _settings(
         yield dict.fromkeys(names, 5) | {one: max(NEAR, reach) + 3}, True
         if len(names) > 1:
             yield dict.fromkeys(names, 5) | {one: FAR + 3}, False
+    if together:
+        yield dict.fromkeys(names, 2) | dict.fromkeys(together, max(NEAR, reach) + 3), True
     for size, one in itertools.product(switches, names):
         yield dict.fromkeys(names, size), size <= largest
         yield dict.fromkeys(names, 5) | {one: size}, True
