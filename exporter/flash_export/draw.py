@@ -168,8 +168,12 @@ def draw_mask(
     """A mask of 0 and 1 (bool) of ``shape``: the last axis is the keys, 1 means visible.
 
     The padding of one row of the first axis is the same in all of its other axes, except for ``holes``. No row
-    is all 0 (unless it is empty).
+    is all 0 (unless it is empty). A mask of queries or heads, whose last axis has length 1, is drawn along its last
+    axis that is longer.
     """
+    long = next((axis for axis in reversed(range(1, len(shape))) if shape[axis] > 1), None)
+    if shape[-1:] == (1,) and long is not None:
+        return np.moveaxis(draw_mask(rng, (*shape[:long], *shape[long + 1 :], shape[long]), kind, turn=turn), -1, long)
     mask = np.ones(shape, bool)
     if not mask.size or not shape:
         return mask

@@ -122,6 +122,18 @@ def test_no_row_of_a_mask_is_empty_and_its_kind_is_what_was_asked(kind: str, sha
         assert not mask.all()
 
 
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((3, 1, 37, 1), 2), ((3, 37, 1), 1), ((2, 4, 1, 1), 1), ((3, 5, 37, 1), 2)]
+)
+def test_a_mask_of_queries_or_heads_is_drawn_along_them(shape: tuple[int, ...], axis: int) -> None:
+    """Its last axis stands for the keys, and has length 1."""
+    mask = draw_mask(np.random.default_rng(3), shape)
+    assert mask.shape == shape
+    assert mask.any(axis=axis).all()
+    assert (np.diff(mask.astype(int), axis=axis) != 0).any()
+    assert (np.diff(mask.astype(int), axis=0) != 0).any()
+
+
 def test_an_empty_mask_stays_empty() -> None:
     assert draw_mask(np.random.default_rng(0), (2, 0)).shape == (2, 0)
 
