@@ -32,6 +32,7 @@ from flash_trt import (
     onnx_file,
     plan,
     plugin_library,
+    profile_order,
     shapes,
 )
 from flash_trt.backends import Backend, BackendChoice, Progress
@@ -169,7 +170,7 @@ def _tell_choices(
 ) -> None:
     for symbol, triple in {choice: None for profile in profiles for choice in profile.chosen.items()}:
         talk.warn(f"no --shape settles {symbol}: taking {','.join(map(str, triple))} (min,opt,max)")
-    for number, earlier in shapes.never_run(profiles):
+    for number, earlier in profile_order.never_run(profiles):
         talk.warn(
             f"flash-trt never runs profile {number} ({' '.join(map(str, profiles[number].ranges))}): profile {earlier} "
             "holds all its shapes and comes first; give the --shape of the narrower one first"

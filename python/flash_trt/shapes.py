@@ -149,24 +149,6 @@ def plan_profiles(
     return profiles
 
 
-def never_run(profiles: Sequence[Profile]) -> Iterator[tuple[int, int]]:
-    """The number of each profile whose shapes an earlier one holds, and that one's: the first that holds them runs."""
-    for number, profile in enumerate(profiles):
-        holding = (i for i, earlier in enumerate(profiles[:number]) if _holds(earlier, profile))
-        yield from ((number, earlier) for earlier in list(holding)[:1])
-
-
-def _holds(outer: Profile, inner: Profile) -> bool:
-    ranges = {range_.name: range_ for range_ in outer.ranges}
-    return all(
-        low <= inner_low and inner_high <= high
-        for range_ in inner.ranges
-        for low, inner_low, inner_high, high in zip(
-            ranges[range_.name].smallest, range_.smallest, range_.largest, ranges[range_.name].largest, strict=True
-        )
-    )
-
-
 def plan_profile(
     inputs: Sequence[GraphInput], given: Sequence[ShapeRange], limits: Mapping[str, tuple[int, int]] | None = None
 ) -> Profile:
@@ -206,6 +188,8 @@ def plan_profile(
     for range_ in of_shapes:
         _settle(by_name[range_.name], range_, symbols)
         _require_within(by_name[range_.name], range_, limits)
+    for range_ in of_shapes:
+        _solve(by_name[range_.name], range_, symbols, limits)
     chosen = _defaults(inputs, symbols, limits)
     for range_ in of_shapes:
         _require_sums(by_name[range_.name], range_, symbols | chosen)
@@ -235,17 +219,41 @@ def _settle(graph_input: GraphInput, range_: ShapeRange, symbols: _Triples) -> N
 
 
 def _require_within(graph_input: GraphInput, range_: ShapeRange, limits: Mapping[str, tuple[int, int]]) -> None:
-    """Refuses lengths with which the model does not work, such as more positions than it has."""
+    """Refuses lengths with which the model does not work, such as more positions than it has.
+
+    A length of 0 is taken where the smallest is 1, as by ``require_taken``.
+    """
     for dim, low, high in zip(graph_input.dims, range_.smallest, range_.largest, strict=True):
         known = limits.get(dim) if isinstance(dim, str) else None
-        if known and not known[0] <= low <= high <= known[1]:
-            raise UsageError(
-                f"the shape of {range_.name} leaves the range in which the model works",
-                where=f"--shape, dim {dim}",
-                got=str(range_),
-                need=f"{dim} in {dim_ranges.spell(known)}, as the model was exported for: {spell_dims(graph_input)}",
-                do=f"keep {dim} in that range, or export the model again for another one",
-            )
+        if known and not (known[0] if low or known[0] > 1 else 0) <= low <= high <= known[1]:
+            raise _outside(graph_input, range_, str(dim), known)
+
+
+def _outside(graph_input: GraphInput, range_: ShapeRange, dim: str, known: tuple[int, int]) -> UsageError:
+    return UsageError(
+        f"the shape of {range_.name} leaves the range in which the model works",
+        where=f"--shape, dim {dim}",
+        got=str(range_),
+        need=f"{dim} in {dim_ranges.spell(known)}, as the model was exported for: {spell_dims(graph_input)}",
+        do=f"keep {dim} in that range, or export the model again for another one",
+    )
+
+
+def _solve(
+    graph_input: GraphInput, range_: ShapeRange, symbols: _Triples, limits: Mapping[str, tuple[int, int]]
+) -> None:
+    """Writes down what ``range_`` says of a symbol that stands in a dim such as ``16*h + 1`` alone."""
+    for dim, *sizes in zip(graph_input.dims, range_.smallest, range_.usual, range_.largest, strict=True):
+        line = as_dim(dim).as_line() if isinstance(dim, str) and dim else None
+        if line is None or (name := line[0]) in symbols:
+            continue
+        (low, no_low), (mid, no_mid), (high, no_high) = (divmod(size - line[2], line[1]) for size in sizes)
+        if no_low or no_mid or no_high or low < 0:
+            raise _contradiction(range_, f"a whole number for {name} in {dim}: {spell_dims(graph_input)}")
+        symbols[name] = low, mid, high
+        known = limits.get(name)
+        if known and not known[0] <= symbols[name][0] <= symbols[name][2] <= known[1]:
+            raise _outside(graph_input, range_, name, known)
 
 
 def _contradiction(range_: ShapeRange, need: str) -> UsageError:

@@ -30,7 +30,8 @@ from flash_trt.compare_inputs import InputOptions, plan_runs
 from flash_trt.engine_session import EngineSession
 from flash_trt.onnx_file import GraphInput, read
 from flash_trt.output import sidecar_path
-from flash_trt.shapes import ShapeRange, never_run, parse, plan_profiles
+from flash_trt.profile_order import never_run
+from flash_trt.shapes import ShapeRange, parse, plan_profiles
 
 Command = Callable[..., int]
 

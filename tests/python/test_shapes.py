@@ -77,10 +77,42 @@ def test_a_past_may_be_empty_by_default() -> None:
     assert plan_profile([past], [], {"past_sequence_length": (1, 60)}).chosen["past_sequence_length"] == (1, 60, 60)
 
 
-@pytest.mark.parametrize("given", ["input_ids:1x1,1x5,1x78", "input_ids:1x0,1x5,1x77"])
-def test_a_length_with_which_the_model_does_not_work_is_refused(given: str) -> None:
+def test_a_length_with_which_the_model_does_not_work_is_refused() -> None:
     with pytest.raises(UsageError, match=r"seq in 1\.\.77"):
-        plan_profile([IDS], [parse(given)], {"seq": (1, 77)})
+        plan_profile([IDS], [parse("input_ids:1x1,1x5,1x78")], {"seq": (1, 77)})
+
+
+def test_a_past_is_empty_where_the_range_begins_at_the_least_that_pytorch_traces() -> None:
+    past = GraphInput("key", 1, ("batch", 2, "past", 16))
+    given = [parse("key:1x2x0x16,1x2x8x16,1x2x64x16")]
+    (range_,) = plan_profile([past], given, {"past": (1, 64)}).ranges
+    assert range_ == given[0]
+    with pytest.raises(UsageError, match=r"past in 2\.\.64"):
+        plan_profile([past], given, {"past": (2, 64)})
+
+
+IMAGE = GraphInput("img", 1, ("batch", 3, "16*h", "16*w + 1"))
+
+
+def test_a_symbol_that_stands_in_a_multiple_alone_is_settled_by_its_size() -> None:
+    other = GraphInput("table", 1, ("h", "w"))
+    profile = plan_profile([IMAGE, other], [parse("img:1x3x32x33,1x3x64x49,2x3x128x65")], {"h": (2, 16), "w": (2, 16)})
+    assert [str(range_) for range_ in profile.ranges] == ["img:1x3x32x33,1x3x64x49,2x3x128x65", "table:2x2,4x3,8x4"]
+    assert not profile.chosen
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("img:1x3x33x33", r"a whole number for h in 16\*h"),
+        ("img:1x3x32x32", r"a whole number for w in 16\*w \+ 1"),
+        ("img:1x3x16x33", r"h in 2\.\.16"),
+        ("img:1x3x512x33", r"h in 2\.\.16"),
+    ],
+)
+def test_a_size_that_no_whole_number_makes_is_refused(given: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        plan_profile([IMAGE], [parse(given)], {"h": (2, 16), "w": (2, 16)})
 
 
 def test_a_shape_for_a_model_without_inputs_says_so() -> None:
