@@ -94,9 +94,10 @@ def default_inputs(module: Any, dtype: str) -> tuple[InputSpec, ...]:
         return tuple(specs)
     if main == "pixel_values" and getattr(config, "image_size", None):
         return (_pixels(config, batch, dtype),)
-    if main == "input_features" and getattr(config, "max_source_positions", None):
+    bins = getattr(config, "num_mel_bins", None)
+    if main == "input_features" and bins and getattr(config, "max_source_positions", None):
         # Two frames become one position, and the model takes its full length only.
-        features = InputSpec(main, _FLOATS[dtype], (batch, config.num_mel_bins, 2 * config.max_source_positions))
+        features = InputSpec(main, _FLOATS[dtype], (batch, bins, 2 * config.max_source_positions))
         longest = getattr(config, "max_target_positions", None)
         return (features, InputSpec("decoder_input_ids", "int64", (batch, Dim("decoder_seq", 1, longest))))
     raise UsageError(

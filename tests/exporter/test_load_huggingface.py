@@ -254,3 +254,11 @@ def test_a_model_of_text_and_an_image_in_one_config_is_given_both(tmp_path: Path
     given = {argument.name: list(argument.tensor.shape) for argument in load(Options(source=folder)).arguments}
     assert given["pixel_values"][1:] == [3, 16, 16]
     assert {"input_ids", "attention_mask"} < given.keys()
+
+
+def test_a_model_of_speech_without_a_number_of_mel_bins_is_told_as_one_of_unknown_inputs(tmp_path: Path) -> None:
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 32, "conv_channels": 16}
+    folder = save_folder(tmp_path / "model", "Speech2TextModel", sizes | heads)
+    with pytest.raises(UsageError, match=r"inputs of this model are not known(.|\n)*--input input_features"):
+        load(Options(source=folder))
