@@ -146,7 +146,7 @@ def check(
             model_runs = judged(flash, expected, folder)
         tell("fused model", 1, 1)
         _raise_for_random(model_runs, reference, expected)
-        _raise_for_model(model_runs)
+        _raise_for_model(model_runs, site_runs, expected)
         _raise_for_nothing_compared(model_runs, expected)
     shown = products | {site.name: PREFIX + site.name for site in inside}
     largest = {name: expected.largest[value] for name, value in shown.items() if value in expected.largest}
@@ -317,11 +317,21 @@ def _raise_for_random(runs: Sequence[ModelRun], reference: Reference | None, exp
     )
 
 
-def _raise_for_model(runs: Sequence[ModelRun]) -> None:
+def _raise_for_model(runs: Sequence[ModelRun], site_runs: Sequence[SiteRun], expected: Expected) -> None:
     failed = [(run, run.verdict) for run in runs if run.verdict is not None and not run.verdict.passed]
     if not failed:
         return
-    worst, verdict = failed[0]
+    keyless = {run.trial for run in site_runs if run.verdict.reference_is_nan}
+    names = list(dict.fromkeys(run.output for run in runs))
+    of_nan = [
+        run
+        for run, _ in failed
+        if run.trial in keyless and expected.outputs[run.trial][names.index(run.output)].dtype.kind in "biu"
+    ]
+    if len(of_nan) == len(failed):
+        got = f"integers or truths that differ at {of_nan[0].trial}, where the attention of rows without a key is NaN"
+        raise _nothing(of_nan[0].output, f"{got}: what is made of NaN says nothing, while the fused node gives 0 there")
+    worst, verdict = next(pair for pair in failed if pair[0] not in of_nan)
     if worst.against == "eager":
         what = "the exported model does not compute what the PyTorch model does"
         do = "do not use this export: PyTorch's exporter has changed the model before any fusion; please report it"
@@ -353,7 +363,7 @@ def _nothing(output: str, got: str) -> UsageError:
         "the unfused model gives nothing to compare with",
         where=f"output {output}",
         got=got,
-        need="inputs on which the unfused model gives numbers",
+        need="inputs on which the unfused model gives numbers: each row of a mask with a key that it sees",
         do="give them with --values FILE.npz, or leave the check out with --no-check",
     )
 

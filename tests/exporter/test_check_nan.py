@@ -11,8 +11,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from exporter import graphs
 
 import flash_export
+from flash_export.errors import UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -89,3 +91,16 @@ def test_nan_of_another_origin_is_not_laid_to_padding() -> None:
     (told,) = [w for w in result.warnings if "is NaN in" in w]
     assert "outside attention" in told
     assert "padding" not in told
+
+
+def test_truths_made_of_rows_without_a_key_prove_nothing_and_are_no_difference() -> None:
+    """NaN >= 0 is false, and 0 >= 0 is true."""
+    lines = "past = LessOrEqual (j, i)\n keep = And (past, pad)\n masked = Where (keep, scaled, hidden)\n"
+    end = "probs = Softmax <axis = -1> (masked)\n o = MatMul (probs, v)\n out = GreaterOrEqual (o, zero)\n"
+    proto = graphs.model(
+        graphs.LENGTHS + graphs.PRODUCT + lines + end,
+        inputs=graphs.QKV.replace("T", "S") + ", bool[B, 1, 1, S] pad",
+        outputs="bool[B, 4, S, 8] out",
+    )
+    with pytest.raises(UsageError, match=r"rows without a key(.|\n)*--values"):
+        flash_export.rewrite(proto)
