@@ -240,15 +240,18 @@ def _ranges(given: Sequence[str], reference: OnnxFile, model: ir.Model, engine: 
 def _by_dim(
     limits: Mapping[str, tuple[Sequence[int], Sequence[int]]], reference: OnnxFile, known: Iterable[str]
 ) -> _Ranges:
-    """The ``known`` dims of the inputs in ``limits``; one that REFERENCE lacks, or has otherwise, tells nothing."""
+    """The ``known`` dims of the inputs in ``limits``; one that REFERENCE lacks, or has otherwise, tells nothing.
+
+    A dim such as ``16*h`` tells of ``h``.
+    """
     ranges = {}
     for graph_input in reference.inputs:
         low, high = limits.get(graph_input.name, ((), ()))
         if len(low) == len(graph_input.dims):
             for axis, dim in enumerate(graph_input.dims):
-                name = str(dim or f"{graph_input.name}.{axis}")
+                name, factor, more = shapes.line_in(known, str(dim or f"{graph_input.name}.{axis}"))
                 if name in known:
-                    ranges[name] = (low[axis], high[axis])
+                    ranges[name] = (-((more - low[axis]) // factor), (high[axis] - more) // factor)
     return ranges
 
 

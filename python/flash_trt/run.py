@@ -177,9 +177,9 @@ def _sizes(options: RunOptions, file: OnnxFile, model: ir.Model) -> dict[str, in
     sizes = {}
     for graph_input in file.inputs:
         for axis, dim in enumerate(graph_input.dims):
-            name = str(dim) or f"{graph_input.name}.{axis}"
+            name, factor, more = shapes.line_in(known, str(dim) or f"{graph_input.name}.{axis}")
             if name in known:
-                sizes[name] = usual[graph_input.name][axis]
+                sizes[name] = (usual[graph_input.name][axis] - more) // factor
     return dict.fromkeys(known, 1) | sizes
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from flash_export import dim_ranges
 from flash_export.dims import Dim
@@ -341,6 +341,11 @@ def _clamped(triple: tuple[int, int, int], limits: tuple[int, int] | None) -> tu
 def as_dim(text: str) -> Dim:
     """``text`` as an expression; one that nobody writes by hand, and that takes long to read, is a name."""
     return Dim.named(text) if len(text) <= _LONGEST_EXPRESSION else Dim({(text,): 1})
+
+
+def line_in(known: Iterable[str], dim: str) -> tuple[str, int, int]:
+    """``("h", 16, 1)`` of ``16*h + 1`` where ``h`` alone is ``known``: the name, its factor and what is added."""
+    return (dim, 1, 0) if dim in known else as_dim(dim).as_line() or (dim, 1, 0)
 
 
 def _evaluate(expression: Dim, symbols: _Triples) -> tuple[int, int, int]:

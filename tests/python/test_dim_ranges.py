@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -135,6 +136,28 @@ def test_drawn_inputs_stay_within_them(model: Path, unfused: Path, flash_trt: Co
     assert max(drawn) == POSITIONS
     assert flash_trt("compare", model, unfused) == EXIT_OK
     assert flash_trt("run", model) == EXIT_OK
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """Gives the shape of an input whose lengths are multiples of names that stand nowhere else."""
+    dims = ["b", 3, "16*h", "16*w + 1"]
+    given = onnx.helper.make_tensor_value_info("img", onnx.TensorProto.FLOAT, dims)
+    shape = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT64, [4])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Shape", ["img"], ["y"])], "g", [given], [shape])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)]), tmp_path / "image.onnx")
+    return tmp_path / "image.onnx"
+
+
+def test_a_shape_of_multiples_is_the_one_that_runs(image: Path, tmp_path: Path, flash_trt: Command) -> None:
+    assert flash_trt("run", image, "--shape", "img:2x3x48x33", "-o", tmp_path / "y.npz") == EXIT_OK
+    assert np.load(tmp_path / "y.npz")["y"].tolist() == [2, 3, 48, 33]
+    options = InputOptions(shapes=("img:2x3x48x33,2x3x64x33,2x3x80x49",))
+    planned = plan_runs(options, onnx_file.read(image))
+    drawn = {trial.feeds["img"].shape for choices in planned for trial in choices}
+    assert {shape[:2] for shape in drawn} == {(2, 3)}
+    assert {shape[2] for shape in drawn} <= {48, 64, 80}
+    assert {shape[3] for shape in drawn} <= {33, 49}
 
 
 def test_inspect_tells_them(model: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]) -> None:
