@@ -40,11 +40,13 @@ DataType dataType(ElementType type) {
 
 std::string whereOf(std::string const& layer) { return "node \"" + layer + "\""; }
 
-// A text from a model, cut, on one line and without its NULs.
+// A text from a model, cut, on one line and in ASCII: half a character is no text to Python.
 std::string shown(std::string text) {
   if (text.size() > 64) text = text.substr(0, 64) + "...";
   for (size_t i = text.size(); i-- > 0;) {
-    if (static_cast<unsigned char>(text[i]) < ' ') text.replace(i, 1, text[i] == '\0' ? "\\0" : " ");
+    auto const byte = static_cast<unsigned char>(text[i]);
+    if (byte < ' ') text.replace(i, 1, byte == 0 ? "\\0" : " ");
+    if (byte > '~') text[i] = '?';
   }
   return text;
 }

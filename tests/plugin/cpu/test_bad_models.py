@@ -100,10 +100,13 @@ def make(name: str, value: float | str | bytes | list[int]) -> Edit:
         (make("plugin_version", 1.0), "plugin_version", "a FLOAT, 1"),
         (make("plugin_version", b"1\0x"), "plugin_version", "version 1\\0x"),
         (make("plugin_version", "1" * 100), "plugin_version", f"version {'1' * 64}..."),
+        (make("plugin_version", "1" + "é" * 40), "plugin_version", f"version 1{'?' * 63}..."),
+        (make("causal", b"\xff"), "causal", 'a STRING, "?"'),
     ],
     ids=[
         *("nan", "infinite", "huge", "negative_cap", "scale_as_int", "scale_as_text", "causal_as_float"),
         *("causal_as_text", "list", "version_as_int", "version_as_float", "version_with_a_nul", "long_version"),
+        *("version_cut_in_a_character", "no_text"),
     ],
 )
 def test_a_wrong_number_is_named_when_the_session_opens(edit: Edit, name: str, got: str) -> None:
