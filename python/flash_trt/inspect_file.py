@@ -55,7 +55,9 @@ def inspect(path: Path, *, trusted: bool = False) -> dict[str, Any]:
 
 
 def _is_json(path: Path) -> bool:
-    """Whether ``path`` begins as a sidecar does, an object of JSON; no ONNX file begins with a brace."""
+    """Whether ``path`` is called JSON or begins as a sidecar does, an object; no ONNX file begins with a brace."""
+    if path.suffix == ".json" and path.is_file():
+        return True
     try:
         return regular_file.head(path, 64).lstrip().startswith(b"{")
     except OSError:

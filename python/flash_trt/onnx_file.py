@@ -165,6 +165,7 @@ def _require_onnx(path: Path) -> None:
         if not stat.S_ISREG(path.stat().st_mode):
             raise _unreadable(path, "not a regular file")
         _refuse_other_kinds(path)
+        _refuse_cut_engine(path)
     except FileNotFoundError as error:
         raise UsageError(
             "there is no such file",
@@ -228,6 +229,9 @@ def _require_no_overloads(path: Path, proto: onnx.ModelProto) -> None:
             )
 
 
+_ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
+_MAGIC_BYTES = len(file_kinds.PLAN_MAGIC[0])
+
 _INSTEAD: dict[file_kinds.Kind, str] = {
     "engine": "give the .onnx that it was built from; flash-trt run and flash_trt.open_engine take the engine itself",
     "arrays": "give the model; arrays are what --inputs and --values take",
@@ -247,6 +251,18 @@ def _refuse_other_kinds(path: Path) -> None:
             got=file_kinds.SPELLED[kind],
             need="an ONNX model, as flash-export writes it",
             do=_INSTEAD[kind],
+        )
+
+
+def _refuse_cut_engine(path: Path) -> None:
+    """Refuses an empty or cut file that is called an engine: it begins as none, and so is taken for ONNX."""
+    if path.suffix in _ENGINE_SUFFIXES and (size := path.stat().st_size) < _MAGIC_BYTES:
+        raise UsageError(
+            "the engine cannot be read",
+            where=str(path),
+            got=f"a file of {size} bytes",
+            need="an engine that flash-trt build wrote, copied whole",
+            do="copy it once more, or build it again with flash-trt build",
         )
 
 

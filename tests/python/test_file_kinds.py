@@ -89,6 +89,19 @@ def test_another_kind_where_a_model_is_read_is_named_with_what_helps(
     assert KINDS[kind][1] in caught.value.do
 
 
+@pytest.mark.parametrize("content", [b"", b"f"])
+def test_an_empty_or_cut_engine_is_no_broken_model(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    path = tmp_path / "m.engine"
+    path.write_bytes(content)
+    for name in ("run", "inspect", "bench"):
+        assert flash_trt(name, path) == EXIT_USAGE
+        said = " ".join(capsys.readouterr().err.split())
+        assert "the engine cannot be read" in said
+        assert f"a file of {len(content)} bytes" in said
+
+
 def _session(path: Path) -> object:
     return flash_trt.session(path)
 

@@ -85,6 +85,9 @@ def test_what_is_no_engine_sidecar_or_model_ends_with_2(tmp_path: Path, flash_tr
     [
         ('{"schema": 1, "sites": []}', "this JSON is no sidecar of an engine"),
         ("{ no JSON", "this JSON is no sidecar of an engine"),
+        ("", "this JSON is no sidecar of an engine"),
+        ("garbage", "this JSON is no sidecar of an engine"),
+        ("[]", "this JSON is no sidecar of an engine"),
         ('{"schema": 1, "engine": {}}', "the engine that this sidecar describes is not beside it"),
     ],
 )
