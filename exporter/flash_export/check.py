@@ -17,7 +17,7 @@ from flash_export import interrupt, twin
 from flash_export.accept import finite_or_none
 from flash_export.boundary import Boundary, read_boundary
 from flash_export.check_model import Expected, ModelRun, run_fused, run_unfused
-from flash_export.check_nan import warn_of_nan
+from flash_export.check_nan import may_be_of_nan, warn_of_nan
 from flash_export.check_site import CannotProve, SiteRun, check_site
 from flash_export.check_structure import check_structure
 from flash_export.cut import CannotCut, attention_nodes
@@ -321,17 +321,13 @@ def _raise_for_model(runs: Sequence[ModelRun], site_runs: Sequence[SiteRun], exp
     failed = [(run, run.verdict) for run in runs if run.verdict is not None and not run.verdict.passed]
     if not failed:
         return
-    keyless = {run.trial for run in site_runs if run.verdict.reference_is_nan}
-    names = list(dict.fromkeys(run.output for run in runs))
-    of_nan = [
-        run
-        for run, _ in failed
-        if run.trial in keyless and expected.outputs[run.trial][names.index(run.output)].dtype.kind in "biu"
-    ]
-    if len(of_nan) == len(failed):
-        got = f"integers or truths that differ at {of_nan[0].trial}, where the attention of rows without a key is NaN"
-        raise _nothing(of_nan[0].output, f"{got}: what is made of NaN says nothing, while the fused node gives 0 there")
-    worst, verdict = next(pair for pair in failed if pair[0] not in of_nan)
+    say_something = [(run, verdict) for run, verdict in failed if not may_be_of_nan(run, runs, site_runs, expected)]
+    if not say_something:
+        got = (
+            f"integers or truths that differ at {failed[0][0].trial}, where the attention of rows without a key is NaN"
+        )
+        raise _nothing(failed[0][0].output, f"{got}: what is made of NaN says nothing; the fused node gives 0 there")
+    worst, verdict = say_something[0]
     if worst.against == "eager":
         what = "the exported model does not compute what the PyTorch model does"
         do = "do not use this export: PyTorch's exporter has changed the model before any fusion; please report it"

@@ -32,3 +32,13 @@ def warn_of_nan(model_runs: Sequence[ModelRun], site_runs: Sequence[SiteRun], ex
                 f"{sum(map(bool, counts))} of {len(counts)} sets of inputs, and these were not compared: {why}"
             )
     return warnings
+
+
+def may_be_of_nan(
+    run: ModelRun, model_runs: Sequence[ModelRun], site_runs: Sequence[SiteRun], expected: Expected
+) -> bool:
+    """Whether ``run``'s output holds integers or truths where an attention on the way is NaN: they are made of any."""
+    position = list(dict.fromkeys(one.output for one in model_runs)).index(run.output)
+    if expected.outputs[run.trial][position].dtype.kind not in "biu":
+        return False
+    return any(site.trial == run.trial and site.verdict.reference_is_nan for site in site_runs)
