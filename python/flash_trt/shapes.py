@@ -219,14 +219,18 @@ def _settle(graph_input: GraphInput, range_: ShapeRange, symbols: _Triples) -> N
 
 
 def _require_within(graph_input: GraphInput, range_: ShapeRange, limits: Mapping[str, tuple[int, int]]) -> None:
-    """Refuses lengths with which the model does not work, such as more positions than it has.
-
-    A length of 0 is taken where the smallest is 1, as by ``require_taken``.
-    """
+    """Refuses lengths with which the model does not work, such as more positions than it has."""
     for dim, low, high in zip(graph_input.dims, range_.smallest, range_.largest, strict=True):
         known = limits.get(dim) if isinstance(dim, str) else None
-        if known and not (known[0] if low or known[0] > 1 else 0) <= low <= high <= known[1]:
+        if known and not _lie_within(known, low, high):
             raise _outside(graph_input, range_, str(dim), known)
+
+
+def _lie_within(known: tuple[int, int], *lengths: int) -> bool:
+    """A length of 0 is taken where the smallest is 1: that 1 is the least that PyTorch traces, and says nothing of a
+    tensor without elements. Where the model fails on it, the runtime says so.
+    """
+    return all(known[0] <= length <= known[1] or (length == 0 and known[0] == 1) for length in lengths)
 
 
 def _outside(graph_input: GraphInput, range_: ShapeRange, dim: str, known: tuple[int, int]) -> UsageError:
@@ -252,7 +256,7 @@ def _solve(
             raise _contradiction(range_, f"a whole number for {name} in {dim}: {spell_dims(graph_input)}")
         symbols[name] = low, mid, high
         known = limits.get(name)
-        if known and not known[0] <= symbols[name][0] <= symbols[name][2] <= known[1]:
+        if known and not _lie_within(known, low, high):
             raise _outside(graph_input, range_, name, known)
 
 
@@ -271,9 +275,6 @@ def require_taken(
 ) -> None:
     """Refuses a tensor for ``graph_input`` whose ``shape`` is not the model's, or leaves ``limits``.
 
-    A size of 0 is taken where the smallest is 1: that 1 is the least that PyTorch traces, and says nothing of a tensor
-    without elements. Where the model fails on it, the runtime says so.
-
     Raises:
         UsageError: names ``where``, the shape and the range.
     """
@@ -289,13 +290,13 @@ def require_taken(
             do="give a tensor of that shape",
         )
     for dim, size in zip(dims, shape, strict=True):
-        low, high = (limits or {}).get(str(dim), (size, size))
-        if not (low <= size <= high or (size == 0 and low == 1)):
+        known = (limits or {}).get(str(dim), (size, size))
+        if not _lie_within(known, size):
             raise UsageError(
                 "an input leaves the range in which the model works",
                 where=f"{where}, dim {dim}",
                 got=got,
-                need=f"{dim} in {dim_ranges.spell((low, high))}: {spell_dims(graph_input)}",
+                need=f"{dim} in {dim_ranges.spell(known)}: {spell_dims(graph_input)}",
                 do=f"give a tensor whose {dim} is in that range, or export the model again for another one",
             )
 
