@@ -9,8 +9,10 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnx_ir as ir
+import pytest
 from exporter.torch_exports import run
 
+from flash_export import check
 from flash_export.find import find
 from flash_export.rewrite import rewrite
 from flash_export.sites import Site
@@ -154,3 +156,16 @@ SPLIT_HEADS = "".join(f"{n}1 = Reshape ({n}0, split)\n {n} = Transpose <perm = [
 JOIN = "back = Transpose <perm = [0, 2, 1, 3]> (out4)\n out = Reshape (back, join)\n"
 SHAPES = CONSTANTS + ", int64[4] split = {0, 0, 4, 8}, int64[3] join = {0, 0, 32}"
 PROJECTED = "float[B, S, 32] x, float[32, 32] wq, float[32, 32] wk, float[32, 32] wv"
+
+
+def sites_checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the sites that the check runs from now on, each when it is run."""
+    asked: list[str] = []
+    check_site = check.check_site
+
+    def counted(site: Site, *arguments: object, **options: object) -> list:
+        asked.append(site.name)
+        return check_site(site, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(check, "check_site", counted)
+    return asked

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from exporter.graphs import CONSTANTS, fuse, model, only
+from exporter.graphs import CONSTANTS, fuse, model, only, sites_checked
 from exporter.torch_exports import run
 
 import flash_export
@@ -124,14 +124,7 @@ def layers(count: int) -> onnx.ModelProto:
 def test_rows_of_a_grid_with_a_mask_are_proven_alone_and_layers_but_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mask's Reshape computes its target: the value that it has a length from is at the site's boundary, and of a
     layer's own numbers nothing else is read there."""
-    asked = []
-    check_site = check.check_site
-
-    def counted(*arguments: object, **options: object) -> list:
-        asked.append(arguments[0])
-        return check_site(*arguments, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(check, "check_site", counted)
+    asked = sites_checked(monkeypatch)
     assert [site.status for site in flash_export.rewrite(layers(3)).sites] == ["fused"] * 3
     assert len(asked) == 1
 

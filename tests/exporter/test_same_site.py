@@ -8,9 +8,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from exporter.attention_pairs import Fault, Recipe, save_pair
+from exporter.graphs import sites_checked
 from exporter.test_check import RECIPE_OF, run
 
-from flash_export import check
 from flash_export.boundary import read_boundary
 from flash_export.captured import Seen
 from flash_export.same_site import identity
@@ -84,14 +84,7 @@ def test_weights_inside_count(tables: tuple[float, float], same: bool, tmp_path:
 def test_layers_that_are_the_same_are_run_once_and_reported_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
-    check_site = check.check_site
-
-    def counted(site: Site, *arguments: object, **options: object) -> list:
-        asked.append(site.name)
-        return check_site(site, *arguments, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(check, "check_site", counted)
+    asked = sites_checked(monkeypatch)
     result = run(*save_pair(tmp_path, Recipe(sites=3)))
     assert asked == ["attn0"]
     runs = [r for r in result.runs if r["kind"] == "site"]
