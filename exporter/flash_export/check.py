@@ -323,10 +323,9 @@ def _raise_for_model(runs: Sequence[ModelRun], site_runs: Sequence[SiteRun], exp
         return
     say_something = [(run, verdict) for run, verdict in failed if not may_be_of_nan(run, runs, site_runs, expected)]
     if not say_something:
-        got = (
-            f"integers or truths that differ at {failed[0][0].trial}, where the attention of rows without a key is NaN"
-        )
-        raise _nothing(failed[0][0].output, f"{got}: what is made of NaN says nothing; the fused node gives 0 there")
+        first, _ = failed[0]
+        got = f"integers or truths that differ at {first.trial}, where the attention of rows without a key is NaN"
+        raise _nothing(first.output, f"{got}: what is made of NaN says nothing, while the fused node gives 0 there")
     worst, verdict = say_something[0]
     if worst.against == "eager":
         what = "the exported model does not compute what the PyTorch model does"
