@@ -141,7 +141,7 @@ def as_lines(found: dict[str, Any]) -> list[str]:
 def _engine_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     sidecar = found["sidecar"] or {}
     changed = "NOT its sidecar's: the engine, or the sidecar, is another than was built"
-    trust = "its sidecar's" if found["trusted"] else changed if sidecar else "there is no sidecar to compare with"
+    trust = "its sidecar's" if found["trusted"] else changed if sidecar else "there is no sidecar that can be read"
     rows = [("hash", trust)]
     for key in ("backend", "targets", "gpu", "built"):
         if sidecar.get(key) is not None:

@@ -63,6 +63,16 @@ def test_an_engine_that_is_not_its_sidecars_is_told_so(
     assert "by our plugin" not in said, "what the sidecar says is of another engine"
 
 
+@pytest.mark.parametrize("content", ["", "garbage", "[]"])
+def test_an_engine_whose_sidecar_cannot_be_read_is_told_so(
+    engine: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    sidecar_path(engine).write_text(content)
+    for path in (engine, sidecar_path(engine)):
+        assert flash_trt("inspect", path) == EXIT_OK
+        assert "there is no sidecar that can be read" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("fallback", [True, False])
 def test_an_onnx_file_tells_its_nodes_and_bodies(
     tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], fallback: bool
