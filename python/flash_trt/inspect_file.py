@@ -55,13 +55,13 @@ def inspect(path: Path, *, trusted: bool = False) -> dict[str, Any]:
 
 
 def _is_json(path: Path) -> bool:
-    """Whether ``path`` is called JSON or begins as a sidecar does, an object; no ONNX file begins with a brace."""
-    if path.suffix == ".json" and path.is_file():
-        return True
+    """Whether ``path`` begins as a sidecar does, an object, or is text that is called JSON; ONNX is neither."""
     try:
-        return regular_file.head(path, 64).lstrip().startswith(b"{")
+        head = regular_file.head(path, 64)
     except OSError:
         return False  # reading it as ONNX says what is wrong
+    is_text = all(chr(byte).isprintable() or chr(byte).isspace() for byte in head) and head.isascii()
+    return head.lstrip().startswith(b"{") or (path.suffix == ".json" and is_text)
 
 
 def _is_sidecar(path: Path) -> bool:
