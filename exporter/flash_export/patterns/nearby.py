@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
@@ -14,7 +14,10 @@ from flash_export.patterns.quantized import is_quantization, quantized_factors
 from flash_export.region import is_product, users
 
 REACH = 24
-"""Nodes looked at on each side."""
+"""Nodes looked at on each side; those that only round or move numbers make the way no longer."""
+
+_LOOKED_AT = 512
+"""Nodes of any kind looked at on each side."""
 
 _LAYERS = (
     *("LayerNormalization", "BatchNormalization", "Conv", "Gemm", "Shape"),
@@ -22,17 +25,30 @@ _LAYERS = (
 )
 """What lies above one of these makes no scores."""
 
+_FIRST, _UPDATED = (0,), (0, 2)
+_MOVING = {
+    **dict.fromkeys(("Cast", "Identity", "Transpose", "Flatten", "Split", "Trilu", "ReverseSequence"), _FIRST),
+    **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze", "Expand", "Tile", "Slice", "Pad"), _FIRST),
+    **dict.fromkeys(("Gather", "GatherElements", "GatherND"), _FIRST),
+    **dict.fromkeys(("ScatterElements", "ScatterND"), _UPDATED),
+    **dict.fromkeys(("ConstantOfShape", "Range"), ()),
+}
+"""Operators that only move numbers, or make some of lengths -> the operands that these come from.
+
+The others are places and lengths. Chunks of a sliding window are cut out and put together by tens of these.
+"""
+
 
 def product_below(node: ir.Node) -> bool:
     """Whether a product of two activations lies not far below ``node``, or is it."""
-    queue, seen, rounding = [node], {node}, 0
-    while queue and len(seen) - rounding < REACH:
+    queue, seen, spent = [node], {node}, 0
+    while queue and spent < REACH and len(seen) < _LOOKED_AT:
         current = queue.pop(0)
-        rounding += is_quantization(current)
+        spent += not _moves(current)
         factors = _factors(current)
         if factors is not None:
             return _of_activations(factors)
-        following = [n for v in current.outputs for n in users(v) if n not in seen]
+        following = dict.fromkeys(n for v in current.outputs for n in users(v) if n not in seen and _carries(n, v))
         seen.update(following)
         queue.extend(following)
     return False
@@ -41,26 +57,42 @@ def product_below(node: ir.Node) -> bool:
 def product_above(value: ir.Value, owners: Sequence[ir.Node] = ()) -> bool:
     """Whether a product of two activations lies not far above ``value``, perhaps outside of the loops ``owners``."""
     outer = entering(owners)
-    queue: list[ir.Value] = [value]
-    seen = 0
-    while queue and seen < REACH:
-        seen += 1
+    queue, seen, spent = [value], {value}, 0
+    while queue and spent < REACH and len(seen) < _LOOKED_AT:
         current = queue.pop(0)
         node = current.producer()
         if node is None:
-            queue += [outer[current]] if current in outer else []
-            continue
-        factors = _factors(node)
-        if factors is not None:
-            if _of_activations(factors):
+            spent += 1
+            above = [outer[current]] if current in outer else []
+        else:
+            spent += not _moves(node)
+            factors = _factors(node)
+            if factors is not None and _of_activations(factors):
                 return True
-            continue
-        if is_quantization(node):
-            seen -= 1  # a quantizer may round every tensor on the way, which makes the way no longer
-            queue[:0] = [v for v in node.inputs[:1] if v is not None]
-        elif node.op_type not in _LAYERS:
-            queue.extend(v for v in g.all_inputs(node) if v.producer() is not None or v in outer)
+            passes = factors is None and node.op_type not in _LAYERS
+            above = [v for v in _sources(node) if v.producer() is not None or v in outer] if passes else []
+        above = [v for v in dict.fromkeys(above) if v not in seen]
+        seen.update(above)
+        queue = above + queue if node is not None and is_quantization(node) else queue + above
     return False
+
+
+def _moves(node: ir.Node) -> bool:
+    return is_quantization(node) or g.is_op(node, *_MOVING)
+
+
+def _sources(node: ir.Node) -> Iterable[ir.Value]:
+    """The operands that the numbers of ``node`` are made of."""
+    if is_quantization(node):
+        return [v for v in node.inputs[:1] if v is not None]
+    if g.is_op(node, *_MOVING):
+        return [v for i in _MOVING[node.op_type] if (v := g.input_of(node, i)) is not None]
+    return g.all_inputs(node)
+
+
+def _carries(node: ir.Node, value: ir.Value) -> bool:
+    """Whether ``node`` hands on numbers of ``value``, where another would read places or lengths in it."""
+    return any(v is value for v in _sources(node))
 
 
 def of_the_scores(

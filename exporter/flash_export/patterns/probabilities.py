@@ -118,11 +118,16 @@ def _changed(value: ir.Value, node: ir.Node) -> Exception:
         return Refused("quantized", f"{node.op_type} follows the softmax", node, QUANTIZE_AFTERWARDS)
     if trains(node):
         return Refused("dropout_active", "Dropout is in training mode", node, "export the model in eval() mode")
+    action = "attention whose probabilities are changed has no fused form; it stays in standard operators"
+    if g.is_op(node, "Pad"):  # chunks of a sliding window are multiplied with a wider piece of V each
+        action = (
+            "write a window that is computed in chunks as a mask of the whole [S, S] scores, and it is fused as one"
+        )
     return Refused(
         "probabilities_changed",
         f"{node.op_type} changes the probabilities between the softmax and the product with V",
         node,
-        "attention whose probabilities are changed has no fused form; it stays in standard operators",
+        action,
     )
 
 
