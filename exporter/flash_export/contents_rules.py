@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a small integer tensor holds, as dims: the arithmetic with which exporters compute Reshape targets."""
+"""What a small integer tensor holds, as dims: the arithmetic with which exporters compute Reshape targets and pads."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,17 @@ MAX_CONTENTS = 64
 """Integer tensors of more elements are data, not a shape."""
 
 
+def contents_of(s: Shapes, node: ir.Node) -> list[tuple[Dim, ...] | None]:
+    """What each output holds, as far as it is known; a node that ONNX Runtime would refuse has no contents."""
+    try:
+        if node.op_type == "Split":
+            return _split_contents(s, node)
+        rule = _CONTENTS_RULES.get(node.op_type)
+        return [] if rule is None else [rule(s, node)]
+    except (IndexError, ValueError):  # NumPy's, of an axis, a step of 0 or shapes that do not meet
+        return []
+
+
 def shape_contents(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | None:
     shape = s.shape(node.inputs[0])
     if shape is None:
@@ -33,52 +45,88 @@ def _contents_same(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | None:
     return s.contents(node.inputs[0])
 
 
+def _array(s: Shapes, value: ir.Value | None) -> np.ndarray | None:
+    """The contents in the shape of their tensor; those of a tensor of unknown shape are a vector."""
+    contents = s.contents(value)
+    shape = s.shape(value)
+    if contents is None:
+        return None
+    array = np.empty(len(contents), object)
+    array[:] = contents
+    if shape is None:
+        return array
+    sizes = [dim.static for dim in shape]
+    if None in sizes or math.prod(size or 0 for size in sizes) != len(contents):
+        return None
+    return array.reshape([size or 0 for size in sizes])
+
+
+def _flat(array: np.ndarray) -> tuple[Dim, ...]:
+    return tuple(array.reshape(-1))
+
+
 def _contents_gather(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | None:
-    data, indices = s.contents(node.inputs[0]), s.contents(node.inputs[1])
-    if data is None or indices is None:
+    data, indices = _array(s, node.inputs[0]), _array(s, node.inputs[1])
+    if data is None or indices is None or not data.ndim:
         return None
-    at = [i.static for i in indices]
-    if any(i is None or not -len(data) <= i < len(data) for i in at):
+    axis = g.int_attribute(node, "axis", 0) % data.ndim
+    at = [i.static for i in indices.reshape(-1)]
+    if any(i is None or not -data.shape[axis] <= i < data.shape[axis] for i in at):
         return None
-    return tuple(data[i] for i in at if i is not None)
+    return _flat(np.take(data, np.array(at, np.int64), axis))
 
 
 def _contents_slice(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | None:
-    data = s.contents(node.inputs[0])
+    data = _array(s, node.inputs[0])
     bounds = [s.contents(v) for v in node.inputs[1:]]
-    if data is None or len(bounds) < 2 or any(b is None or len(b) != 1 or b[0].static is None for b in bounds):
+    if data is None or not data.ndim or len(bounds) < 2 or any(b is None or len(b) != 1 for b in bounds):
         return None
-    start, end = bounds[0][0].static, bounds[1][0].static  # type: ignore
-    step = bounds[3][0].static if len(bounds) > 3 else 1  # type: ignore
-    return data[start:end:step]
+    numbers = [b[0].static for b in bounds if b is not None]
+    if None in numbers:
+        return None
+    start, end, axis, step = (numbers + [0, 1][len(numbers) - 2 :])[:4]
+    return _flat(np.moveaxis(np.moveaxis(data, axis or 0, 0)[start:end:step], 0, axis or 0))
 
 
-def split_contents(s: Shapes, node: ir.Node) -> list[tuple[Dim, ...] | None]:
+def _contents_transpose(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | None:
+    data = _array(s, node.inputs[0])
+    return None if data is None else _flat(np.transpose(data, g.ints_attribute(node, "perm")))
+
+
+def _split_contents(s: Shapes, node: ir.Node) -> list[tuple[Dim, ...] | None]:
     """The parts of a vector: ONNX Runtime's optimizer takes lengths out of a Shape by Split."""
-    data, shapes = s.contents(node.inputs[0]), [s.shape(v) for v in node.outputs]
+    data, shapes = _array(s, node.inputs[0]), [s.shape(v) for v in node.outputs]
     parts: list[tuple[Dim, ...] | None] = []
     start = 0
     for shape in shapes:
         count = None if shape is None or len(shape) != 1 else shape[0].static
-        if data is None or count is None:
+        if data is None or data.ndim != 1 or count is None:
             return [None] * len(shapes)
-        parts.append(data[start : start + count])
+        parts.append(_flat(data[start : start + count]))
         start += count
     return parts
 
 
 def _contents_concat(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | None:
-    parts = [s.contents(v) for v in node.inputs]
+    parts = [_array(s, v) for v in node.inputs]
     known = [p for p in parts if p is not None]
-    return None if len(known) != len(parts) else tuple(d for p in known for d in p)
+    if len(known) != len(parts) or not known[0].ndim or len({p.ndim for p in known}) != 1:
+        return None
+    return _flat(np.concatenate(known, g.int_attribute(node, "axis", 0)))
+
+
+def _contents_negative(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | None:
+    contents = s.contents(node.inputs[0])
+    return None if contents is None else tuple(Dim.of(0) - d for d in contents)
 
 
 def _contents_binary(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | None:
-    a, b = s.contents(node.inputs[0]), s.contents(node.inputs[1])
-    if a is None or b is None or (len(a) != len(b) and 1 not in (len(a), len(b))):
+    a, b = _array(s, node.inputs[0]), _array(s, node.inputs[1])
+    if a is None or b is None:
         return None
-    pairs = [(a[i % len(a)], b[i % len(b)]) for i in range(max(len(a), len(b)))]
-    results = [_arithmetic(s, node.op_type, x, y) for x, y in pairs]
+    if node.op_type == "Mod" and g.int_attribute(node, "fmod", 0):
+        return None
+    results = [_arithmetic(s, node.op_type, x, y) for x, y in np.broadcast(a, b)]
     known = [r for r in results if r is not None]
     return tuple(known) if len(known) == len(results) else None
 
@@ -100,6 +148,8 @@ def _arithmetic(s: Shapes, op: str, x: Dim, y: Dim) -> Dim | None:
     if a is not None and b:
         # ONNX integer division truncates towards zero.
         return Dim.of(int(a / b)) if op == "Div" else Dim.of(a % b) if b > 0 else None
+    if op == "Mod" and b is not None and b > 0:
+        return s.length(x - s.quotient(x, b) * y)  # of the divisor's sign, whatever that of a length
     if op != "Div" or b == 0:
         return None
     exact = x.divided(y)
@@ -109,15 +159,14 @@ def _arithmetic(s: Shapes, op: str, x: Dim, y: Dim) -> Dim | None:
 
 
 def _contents_where(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | None:
-    parts = [s.contents(v) for v in node.inputs]
-    if any(p is None or not p for p in parts):
+    parts = [_array(s, v) for v in node.inputs]
+    known = [p for p in parts if p is not None]
+    if len(known) != len(parts):
         return None
-    condition, x, y = (p for p in parts if p is not None)
-    length = max(len(condition), len(x), len(y))
-    choice = [condition[i % len(condition)].static for i in range(length)]
-    if None in choice:
+    rows = list(np.broadcast(*known))
+    if any(condition.static is None for condition, _, _ in rows):
         return None
-    return tuple((x if choice[i] else y)[i % len(x if choice[i] else y)] for i in range(length))
+    return tuple(x if condition.static else y for condition, x, y in rows)
 
 
 def _contents_constant_of_shape(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | None:
@@ -131,9 +180,11 @@ def _contents_constant_of_shape(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | N
     return (Dim.of(int(array.reshape(-1)[0])),) * target[0].static
 
 
-CONTENTS_RULES: dict[str, Callable[[Shapes, ir.Node], tuple[Dim, ...] | None]] = {
+_CONTENTS_RULES: dict[str, Callable[[Shapes, ir.Node], tuple[Dim, ...] | None]] = {
     "Shape": shape_contents,
     **dict.fromkeys(("Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape"), _contents_same),
+    "Neg": _contents_negative,
+    "Transpose": _contents_transpose,
     "Gather": _contents_gather,
     "Slice": _contents_slice,
     "Concat": _contents_concat,

@@ -221,6 +221,25 @@ def _part(dim: Dim, first: int, last: int) -> Dim | None:
     return Dim.of(length) if length == 1 or (length > 1 and reach <= least) else None
 
 
+def _pad(s: Shapes, node: ir.Node) -> list[Shape | None]:
+    """Each axis grows by what its two ends are padded with; a negative number of elements is cut off."""
+    shape, pads = s.shape(node.inputs[0]), s.contents(g.input_of(node, 1))
+    written = g.ints_attribute(node, "pads")  # up to opset 10
+    if written is not None:
+        pads = tuple(map(Dim.of, written))
+    if shape is None:
+        return [None]
+    chosen = g.input_of(node, 3)
+    axes = tuple(Dim.of(i) for i in range(len(shape))) if chosen is None else s.contents(chosen)
+    if pads is None or axes is None or len(pads) != 2 * len(axes):
+        return [tuple(s.fresh() for _ in shape)]
+    dims: list[Dim] = list(shape)
+    for axis, begin, end in zip(axes, pads, pads[len(axes) :], strict=False):
+        at = (axis.static or 0) % len(shape)
+        dims[at] = s.length(dims[at] + begin + end)
+    return [tuple(dims)]
+
+
 def _split(s: Shapes, node: ir.Node) -> list[Shape | None]:
     shape = s.shape(node.inputs[0])
     sizes = s.contents(g.input_of(node, 1))
@@ -286,6 +305,7 @@ SHAPE_RULES: dict[str, Callable[[Shapes, ir.Node], list[Shape | None]]] = {
     "GatherElements": _gather_elements,
     "Tile": _tile,
     "Slice": _slice,
+    "Pad": _pad,
     "Split": _split,
     "Shape": _shape_of,
     "ConstantOfShape": _constant_of_shape,

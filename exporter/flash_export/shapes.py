@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from flash_export import graph as g
-from flash_export.contents_rules import CONTENTS_RULES, MAX_CONTENTS, split_contents
+from flash_export.contents_rules import MAX_CONTENTS, contents_of
 from flash_export.contrib_shapes import CONTRIB_SHAPE_RULES, SKIPPING
 from flash_export.dims import ONE, Dim, Shape
 from flash_export.shape_rules import SHAPE_RULES
@@ -72,7 +72,7 @@ class Shapes:
         return tuple(map(self.length, known)) if known is not None and self._lengths else known
 
     def contents(self, value: ir.Value | None) -> tuple[Dim, ...] | None:
-        """The elements of a small integer tensor of rank 0 or 1, where they are known."""
+        """The elements of a small integer tensor, row by row, where they are known."""
         if value is None:
             return None
         if value in self._contents:
@@ -84,7 +84,7 @@ class Shapes:
         if tensor is not None and tensor.size > MAX_CONTENTS:
             return None
         array = g.constant(value)
-        if array is None or array.size > MAX_CONTENTS or array.ndim > 1 or array.dtype.kind not in "iub":
+        if array is None or array.size > MAX_CONTENTS or array.dtype.kind not in "iub":
             return None
         self._contents[value] = tuple(Dim.of(int(i)) for i in array.reshape(-1))
         return self._contents[value]
@@ -210,10 +210,7 @@ class Shapes:
             self._shapes[value] = self._merged(value, shape)
         if domain:
             return
-        rule_of_contents = CONTENTS_RULES.get(node.op_type)
-        held = [rule_of_contents(self, node)] if rule_of_contents else []
-        parts = split_contents(self, node) if node.op_type == "Split" else held
-        for value, contents in zip(node.outputs, parts, strict=False):
+        for value, contents in zip(node.outputs, contents_of(self, node), strict=False):
             if contents is not None and len(contents) <= MAX_CONTENTS:
                 self._contents[value] = contents
 

@@ -13,8 +13,10 @@ import pytest
 from exporter.torch_exports import run
 
 from flash_export import check
+from flash_export.dims import Dim
 from flash_export.find import find
 from flash_export.rewrite import rewrite
+from flash_export.shapes import Shapes
 from flash_export.sites import Site
 
 QKV = "float[B, 4, S, 8] q, float[B, 4, T, 8] k, float[B, 4, T, 8] v"
@@ -73,6 +75,13 @@ def fuse(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[Site]]:
     fused = ir.to_proto(converted)
     onnx.checker.check_model(fused, full_check=True, check_custom_domain=True)
     return fused, sites
+
+
+def length_at(known: Shapes, dim: Dim, sizes: Mapping[str, int]) -> int:
+    """What ``dim`` is at these sizes, its quotients by Python's own integer division."""
+    dim = known._written_out(dim)
+    quotients = {name: known._floors[name] for name in dim.symbols - set(sizes)}
+    return dim.evaluate({**sizes, **{n: length_at(known, inner, sizes) // by for n, (inner, by) in quotients.items()}})
 
 
 def only(sites: Sequence[Site]) -> Site:
