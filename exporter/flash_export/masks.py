@@ -143,8 +143,8 @@ def _place(term: Term, others: list[Term], plan: MaskPlan, prover: Prover) -> No
     elif isinstance(term, Hidden) and fill > SWAMPS:
         raise Refused(
             "mask_replaces_scores",
-            f"Where replaces masked scores by {fill:g} beside other masks or biases: rows whose keys are all hidden "
-            "would weigh them otherwise",
+            f"{term.node.op_type} replaces masked scores by {fill:g} beside other masks or biases: rows whose keys are "
+            "all hidden would weigh them otherwise",
             term.node,
             "write masked_fill(hidden, float('-inf')), or add the fill instead of replacing the score",
         )

@@ -16,6 +16,7 @@ from flash_export.dtype_refusal import unlike_factor
 from flash_export.enlarging import why_enlarged
 from flash_export.layout import Axes, Chain, leaves, size_of
 from flash_export.odd_numbers import refuse_odd_factor
+from flash_export.patterns.erased import differs_by_key
 from flash_export.region import Product, Region
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 
 def row_factor(node: ir.Node, by: ir.Value, region: Region) -> Callable[[Expression], None]:
-    """A factor that is one number for all keys may as well multiply Q, as long as nothing has been added yet."""
+    """A factor that is one number for all keys may as well multiply Q, as long as nothing has been added yet.
+
+    One that differs from key to key may be half of a mask (``erased``).
+    """
 
     def effect(e: Expression) -> None:
         shape = region.shapes.shape(by)
@@ -34,10 +38,13 @@ def row_factor(node: ir.Node, by: ir.Value, region: Region) -> Callable[[Express
             what = f"{how} by a tensor that makes more of them: {more}"
         elif node.op_type == "Div":
             what = "divided by a tensor"
-        elif shape is None or shape[-1:] not in ((), (ONE,)):
-            what = "multiplied by a tensor that differs from key to key"
+        elif e.erased is not None:
+            raise differs_by_key(node)
         elif e.terms or e.softcap or e.inside_tanh or e.sinks is not None:
             what = "multiplied by a tensor after a mask, a bias, a soft cap or a sink"
+        elif shape is None or shape[-1:] not in ((), (ONE,)):
+            e.erased = Side(by, e.axes, node)
+            return
         else:
             e.row_factors.append(Side(by, e.axes, node))
             return

@@ -14,16 +14,17 @@ import numpy as np
 import onnx_ir as ir
 
 from flash_export import graph as g
-from flash_export.advice import GUARD
 from flash_export.canonical import Added, Hidden, NotAttention, Refused, Side, Term, name_of
 from flash_export.dims import ONE
 from flash_export.enlarging import refuse_enlarging
 from flash_export.layout import Axes, Axis, is_float_cast, read_scalar_factor, step, trains
-from flash_export.mask_terms import FORGETS, uniform
+from flash_export.mask_terms import uniform
+from flash_export.patterns.erased import differs_by_key, hidden_by
 from flash_export.patterns.layout_texts import RENAME_LENGTHS, rearranged
 from flash_export.patterns.lifted import BELOW_ALL, lifted
 from flash_export.patterns.narrowed import narrowing, refuse_lost_fills
 from flash_export.patterns.nearby import from_outside, of_the_scores
+from flash_export.patterns.replaced import replaced
 from flash_export.patterns.row_factors import row_factor
 from flash_export.patterns.unread import unread
 from flash_export.region import Region, is_product
@@ -48,6 +49,8 @@ class Expression:
     inside_tanh: bool = False
     terms: list[Term] = dataclasses.field(default_factory=list)
     row_factors: list[Side] = dataclasses.field(default_factory=list)
+    erased: Side | None = None
+    """A factor that differs from key to key; what is added right after it says whether the two are a mask."""
     sinks: Side | None = None
     key_axes: list[Axis] = dataclasses.field(default_factory=list)
     """Axes that a node took for those of the keys; the softmax must run over them."""
@@ -62,8 +65,11 @@ class Expression:
         Raises:
             Refused: what it does is no part of attention here.
         """
+        erased = self.erased
         if one.effect is not None:
             one.effect(self)
+        if erased is not None and self.erased is erased:
+            raise differs_by_key(erased.node)
         if self.narrow is not None:
             refuse_lost_fills(self.terms, self.narrow, one.node, region, cast=False)
 
@@ -239,6 +245,10 @@ def _added(node: ir.Node, region: Region) -> list[Step]:
             e.refuse_after_sink(node)
             if e.inside_tanh:
                 raise Refused("softcap_form", "a bias is added to tanh before the cap multiplies it", node, "leave it")
+            if e.erased is not None:
+                e.terms.append(hidden_by(e.erased, bias, sign, node, region))
+                e.erased = None
+                return
             e.terms.append(Added(bias, sign, e.axes, node))
 
         options.append(Step(node, scores, effect))
@@ -273,32 +283,12 @@ def _where(node: ir.Node, region: Region) -> list[Step]:
             e.refuse_after_sink(node)
             fill = uniform(other, region.evaluator)
             if fill is None or e.inside_tanh:
-                raise _replaced(node, "what is not one known number" if fill is None else f"{fill:g} inside a soft cap")
+                raise replaced(node, "what is not one known number" if fill is None else f"{fill:g} inside a soft cap")
             refuse_enlarging("fill", other, e.axes, node, region.shapes)
             e.terms.append(Hidden(condition, keep, fill, e.axes, node))
 
         options.append(Step(node, scores, effect))
     return options
-
-
-def refuse_replaced(expression: Expression) -> None:
-    """Refuses scores that are replaced by a number beside which they count.
-
-    Raises:
-        Refused: ``mask_replaces_scores``.
-    """
-    for term in expression.terms:
-        if isinstance(term, Hidden) and not term.fill <= FORGETS:  # NaN as well
-            raise _replaced(term.node, f"{term.fill:g}")
-
-
-def _replaced(node: ir.Node, what: str) -> Refused:
-    return Refused(
-        "mask_replaces_scores",
-        f"Where replaces masked scores by {what}, so that a fully masked row forgets its scores",
-        node,
-        f"mask with -inf or the type's lowest number, or add the fill instead of replacing the score. {GUARD}",
-    )
 
 
 def _tanh(node: ir.Node, region: Region) -> list[Step]:

@@ -14,11 +14,13 @@ from flash_export.canonical import Added, Attention, NotAttention, Refused
 from flash_export.contrib_product import added_by, alpha_of
 from flash_export.layout import Axes, Axis, Chain, fresh_axes, leaves
 from flash_export.patterns.contrib_inputs import require_inputs
+from flash_export.patterns.erased import refuse_erased
 from flash_export.patterns.nearby import product_above
 from flash_export.patterns.probabilities import axes_below, read_probabilities, refuse_second, zero
 from flash_export.patterns.quantized import refuse_quantized
+from flash_export.patterns.replaced import refuse_replaced
 from flash_export.patterns.row_factors import with_row_factors
-from flash_export.patterns.scores import Expression, Step, read_scores, refuse_replaced
+from flash_export.patterns.scores import Expression, Step, read_scores
 from flash_export.patterns.spread import spread
 from flash_export.region import Product, Region, follow_tail, multiply
 
@@ -124,7 +126,8 @@ def _assemble(
         expression.multiply(1.0)
     _added_inside(anchor, expression)
     zero(anchor, expression, down, region)
-    refuse_replaced(expression)
+    refuse_erased(expression.erased)
+    refuse_replaced(expression.terms)
     summed = _softmax_axis(anchor, expression.axes, region.opset)
     if any(leaves(axis) != summed for axis in expression.key_axes):
         raise _other_axis(anchor)

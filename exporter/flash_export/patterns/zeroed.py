@@ -15,16 +15,14 @@ import onnx_ir as ir
 from flash_export import graph as g
 from flash_export.canonical import Hidden, Refused, Term
 from flash_export.enlarging import refuse_longer
-from flash_export.evaluate import PURE_OPS
 from flash_export.mask_terms import uniform
+from flash_export.patterns.same_value import same_value
 from flash_export.patterns.scores import Expression
 from flash_export.region import Region, is_product
 
 DROPS = -1e4
 """A fill up to this is rounded away beside any visible score above -9,800; NeMo and BERT write it."""
 
-_DEEP = 8
-"""Operators above two conditions that are compared."""
 _CONE = 64
 """Values above a bias that are looked at."""
 _LARGE = 1 << 16
@@ -58,7 +56,7 @@ def apply(node: ir.Node, value: ir.Value, expression: Expression, region: Region
     found = zeroing(node, value, region)
     assert found is not None
     for index, term in enumerate(expression.terms):
-        if isinstance(term, Hidden) and term.keep == found[1] and _same(term.condition, found[0], _DEEP):
+        if isinstance(term, Hidden) and term.keep == found[1] and same_value(term.condition, found[0]):
             others = expression.terms[:index] + expression.terms[index + 1 :]
             fits = term.axes == expression.axes and expression.sinks is None
             if fits and (term.fill == -np.inf or (term.fill <= DROPS and not any(map(_may_hide, others)))):
@@ -94,27 +92,3 @@ def _may_hide(term: Term) -> bool:
         if len(seen) > _CONE:
             return True
     return False
-
-
-def _same(a: ir.Value, b: ir.Value, depth: int) -> bool:
-    """Whether two values are made in the same way from the same values."""
-    if a is b:
-        return True
-    x, y = g.constant(a), g.constant(b)
-    if x is not None and y is not None:
-        return x.dtype == y.dtype and x.shape == y.shape and bool((x == y).all())
-    one, two = a.producer(), b.producer()
-    if one is None or two is None or not depth or one.op_identifier() != two.op_identifier():
-        return False
-    if one.outputs.index(a) != two.outputs.index(b) or len(one.inputs) != len(two.inputs):
-        return False
-    if not g.is_op(one, *PURE_OPS) or _told(one) != _told(two):
-        return False
-    pairs = zip(one.inputs, two.inputs, strict=True)
-    return all(u is v or (u is not None and v is not None and _same(u, v, depth - 1)) for u, v in pairs)
-
-
-def _told(node: ir.Node) -> list[tuple[str, object]]:
-    """Attributes that are numbers or lists of them; a tensor or a graph equals itself alone."""
-    plain = {name: a.value for name, a in node.attributes.items()}
-    return sorted((n, v if isinstance(v, (int, float, str)) else repr(v)) for n, v in plain.items())
