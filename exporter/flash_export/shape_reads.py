@@ -11,6 +11,7 @@ from flash_export import graph as g
 from flash_export.canonical import Attention
 from flash_export.dims import Dim
 from flash_export.drafts import is_draft
+from flash_export.layout import LAYOUT_OPS
 from flash_export.plan import Plan
 from flash_export.region import Region
 
@@ -36,12 +37,19 @@ def answered_elsewhere(
 
 
 def _readers(plan: Plan, live: Collection[ir.Node]) -> Iterator[ir.Node]:
-    """The live Shape and Size nodes of what only the plan's nodes make."""
+    """The live Shape and Size nodes of what only the plan's nodes make, and of views of it."""
     inner = [v for node in plan.nodes for v in node.outputs if v is not plan.output]
-    for value in inner:
-        for node in dict.fromkeys(use.node for use in value.uses()):
-            if g.is_op(node, "Shape", "Size") and node in live:
+    seen = set(inner)
+    while inner:
+        for node in dict.fromkeys(use.node for use in inner.pop().uses()):
+            if node not in live or node in plan.nodes:
+                continue
+            if g.is_op(node, "Shape", "Size"):
                 yield node
+            elif g.is_op(node, *LAYOUT_OPS):
+                views = [v for v in node.outputs if v not in seen]
+                seen.update(views)
+                inner += views
 
 
 def _answer(node: ir.Node, sources: list[ir.Value], region: Region) -> ir.Value | None:

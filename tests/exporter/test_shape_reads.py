@@ -26,6 +26,11 @@ READERS = {
     "of_the_last_axis": (PLAIN + "n = Shape <start = -1> (scaled)\n", "int64[1] n"),
     "number_of_elements": (PLAIN + "n = Size (probs)\n", "int64 n"),
     "of_merged_heads": (MERGED + "n = Shape (probs)\n", "int64[3] n"),
+    "of_a_view": (
+        PLAIN + "two = Constant <value = int64[3] {0, -1, 0}> ()\n turned = Transpose <perm = [0, 3, 2, 1]> (scaled)\n"
+        "flat = Reshape (turned, two)\n n = Shape (flat)\n",
+        "int64[3] n",
+    ),
     "as_a_mask's_size": (
         PRODUCT + "sizes = Shape (scaled)\n ones = ConstantOfShape (sizes)\n noise = CumSum (ones, i2)\n"
         "masked = Add (scaled, noise)\n probs = Softmax <axis = -1> (masked)\n out = MatMul (probs, v)\n"
@@ -55,6 +60,8 @@ def test_numbers_that_are_read_still_keep_the_attention() -> None:
     )
     scores = model(PLAIN + "n = Size (scores)\n m = ReduceMax (scaled)\n", outputs=f"{OUT}, int64 n, float[1,1,1,1] m")
     assert (code(probabilities), code(scores)) == ("probabilities_used", "scores_used")
+    view = "t = Transpose (scaled)\n n = Shape (t)\n m = ReduceMax (t)\n"
+    assert code(model(PLAIN + view, outputs=f"{OUT}, int64[4] n, float[1,1,1,1] m")) == "scores_used"
 
 
 def test_q_k_and_v_may_come_in_any_order() -> None:
