@@ -22,12 +22,14 @@ import onnx_ir as ir
 
 from flash_export.bands import Band
 from flash_export.canonical import Added, Attention, Hidden, Refused, Side, Term
+from flash_export.dims import ONE
 from flash_export.enlarging import refuse_enlarging
 from flash_export.layout import Axes, leaves
 from flash_export.lengths import lengths_of_literal
 from flash_export.mask_proofs import Prover
 from flash_export.mask_terms import FORGETS, Literal, as_hidden, conjuncts, summands
 from flash_export.region import Region
+from flash_export.shapes import Shapes
 
 SWAMPS = -1e30
 """A score added to this or less is rounded away in fp32 and bf16, so that replacing a score equals adding the fill."""
@@ -132,7 +134,8 @@ def _place(term: Term, others: list[Term], plan: MaskPlan, prover: Prover) -> No
         return
     if not kept:
         return
-    if isinstance(term, Added) and len(kept) == len(conjuncts(Literal(hidden.condition, hidden.keep))):
+    whole = len(kept) == len(conjuncts(Literal(hidden.condition, hidden.keep)))
+    if isinstance(term, Added) and whole and not _is_spread(hidden.condition, term.value, prover.shapes):
         hiders = tuple(kept) if hidden.fill == -np.inf else ()
         plan.parts.append(BiasPart(term.axes, term.node, added=term.value, factor=term.factor, hiders=hiders))
         return
@@ -150,6 +153,16 @@ def _place(term: Term, others: list[Term], plan: MaskPlan, prover: Prover) -> No
         )
     overrides = _overrides(term)
     plan.parts.append(BiasPart(hidden.axes, hidden.node, literals=tuple(kept), fill=fill, overrides=overrides))
+
+
+def _is_spread(condition: ir.Value, added: ir.Value, shapes: Shapes) -> bool:
+    """Whether a mask is larger than its condition: T5 adds zeros for each head, query and key to a mask of padding."""
+    small, large = shapes.shape(condition), shapes.shape(added)
+    if small is None or large is None:
+        return False
+    return any(d == ONE for d, wide in zip(small[::-1], large[::-1], strict=False) if wide != ONE) or any(
+        wide != ONE for wide in large[: len(large) - len(small)]
+    )
 
 
 def _like(term: Hidden, other: Term) -> bool:
