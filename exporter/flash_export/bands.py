@@ -21,7 +21,7 @@ import onnx_ir as ir
 from flash_export.dims import Dim
 from flash_export.evaluate import MAX_ELEMENTS, Evaluator, NotEvaluable, TooLarge
 from flash_export.reach import SMALL, landmarks
-from flash_export.switches import switching_points
+from flash_export.switches import Switches, switches_of
 
 FAR = 1 << 17
 """Every mask is also tried at this length where that takes little memory: longer than a model's longest input."""
@@ -94,8 +94,8 @@ def trials_of(
     except NotEvaluable:
         return None
     found = landmarks(value, evaluator) if needed else ([], 1)
-    switches = switching_points(value, needed, evaluator) if needed and found else []
-    if found is None or switches is None or max([found[1], *switches]) > FAR:
+    switches = switches_of(value, needed, seqlen_q, seqlen_kv, evaluator) if needed and found else Switches([])
+    if found is None or switches is None or max([found[1], *switches.points]) > FAR:
         return None
     names = sorted(needed)
     # A length that is in both makes rows and keys many by itself.
@@ -217,7 +217,7 @@ def _as_matrix(array: np.ndarray, rows: int, columns: int) -> np.ndarray | None:
 
 
 def _settings(
-    names: list[str], together: list[str], marks: list[int], reach: int, switches: list[int], *, largest: int
+    names: list[str], together: list[str], marks: list[int], reach: int, switches: Switches, *, largest: int
 ) -> Iterator[tuple[Mapping[str, int], bool]]:
     """Sizes of the dynamic dims to try, and whether nothing is proven without them.
 
@@ -239,8 +239,11 @@ def _settings(
         if len(names) > 1:
             yield dict.fromkeys(names, 5) | {one: FAR + 3}, False
     if together:
-        yield dict.fromkeys(names, 2) | dict.fromkeys(together, max(NEAR, reach) + 3), True
-    for size, one in itertools.product(switches, names):
+        long = max(NEAR, reach) + 3
+        yield dict.fromkeys(names, 2) | dict.fromkeys(together, long), True
+        for one in together if switches.compares else []:
+            yield dict.fromkeys(names, 2) | dict.fromkeys(together, long) | {one: long + 1}, True
+    for size, one in itertools.product(switches.points, names):
         yield dict.fromkeys(names, size), size <= largest
         yield dict.fromkeys(names, 5) | {one: size}, True
         for other in names:

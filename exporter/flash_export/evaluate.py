@@ -169,8 +169,9 @@ class Evaluator:
         shape = self._shapes.shape(value)
         if contents is not None and shape is not None and all(d.static is not None for d in (*contents, *shape)):
             # Picked out of a Shape beside dynamic dims, but none itself.
-            numbers = np.array([d.static for d in contents], dtype=np.int64)
-            if value.dtype in (None, ir.DataType.INT64) and numbers.size == math.prod(d.static or 0 for d in shape):
+            dtype = self._shapes.dtype(value) or ir.DataType.INT64
+            numbers = np.array([d.static for d in contents], dtype=dtype.numpy())
+            if numbers.size == math.prod(d.static or 0 for d in shape):
                 cut.constants[name] = numbers.reshape([d.static or 0 for d in shape])
                 return True
         if g.is_op(producer, "Shape"):

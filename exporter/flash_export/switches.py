@@ -2,16 +2,17 @@
 """Conditions on lengths alone inside a mask (``S > 512``), and whether positions and lengths are compared one for one.
 
 A mask is proven at chosen lengths, which is sound only where nothing happens between them. So every comparison on the
-way to it must be one of these, told by the differences of its two sides at small sizes: a comparison of positions with
-at most one length or the difference of two, each step as large as a position's; one of a single length with a number,
-whose switching point is then among the lengths that are tried; one whose outcome no length changes; or a length against
-another. Anything else, a quotient of a length, a fraction of one made whole or a product of two, leaves the mask a
+way to it must be one of these, told by the differences of its two sides at small sizes: a comparison of positions, all
+of them counted from one place (``mask_frames``); one of a single length with a number, whose switching point is then
+among the lengths that are tried; one whose outcome no length changes; or the number of queries against that of keys.
+Anything else, a quotient of a length, a fraction of one made whole or a product of two, leaves the mask a
 tensor. So does a table in the graph of which some length chooses the place that is read, unless more of it is read the
 longer another one is (rows T-S to T of a buffer): then the longest shows all of it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping
@@ -19,7 +20,9 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import onnx_ir as ir
 
+from flash_export.dims import Dim
 from flash_export.evaluate import Evaluator, NotEvaluable
+from flash_export.mask_frames import Frames, MixedFrames
 from flash_export.reach import STRUCTURE
 
 _COMPARES = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
@@ -43,25 +46,40 @@ class _Unprovable(Exception):
     """Something may happen at lengths that nobody tries."""
 
 
-def switching_points(value: ir.Value, names: Iterable[str], evaluator: Evaluator) -> list[int] | None:
-    """The lengths at which conditions on a length switch; None where something may happen at lengths between.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Switches:
+    """The lengths at which conditions on a length switch, and whether queries and keys are compared in number."""
+
+    points: list[int]
+    compares: bool = False
+
+
+def switches_of(
+    value: ir.Value, names: Iterable[str], seqlen_q: Dim, seqlen_kv: Dim, evaluator: Evaluator
+) -> Switches | None:
+    """Where conditions on lengths switch; None where something may happen at lengths between.
 
     Args:
         value: what depends on lengths alone.
         names: the dynamic dims that it and the scores depend on.
+        seqlen_q: the number of queries.
+        seqlen_kv: the number of keys.
         evaluator: of the graph.
     """
     try:
-        return sorted(_Search(value, sorted(names), evaluator).points)
-    except (NotEvaluable, _Unprovable):
+        search = _Search(value, sorted(names), seqlen_q, seqlen_kv, evaluator)
+    except (NotEvaluable, MixedFrames, _Unprovable):
         return None
+    return Switches(sorted(search.points), search.compares)
 
 
 class _Search:
     """One walk over the nodes that compute a value."""
 
-    def __init__(self, value: ir.Value, names: list[str], evaluator: Evaluator) -> None:
+    def __init__(self, value: ir.Value, names: list[str], seqlen_q: Dim, seqlen_kv: Dim, evaluator: Evaluator) -> None:
         self.points: set[int] = set()
+        self.compares = False
+        self._ends = {seqlen_q.symbol, seqlen_kv.symbol}
         self._evaluator = evaluator
         self._switching: set[str] = set()  # names of the dims that conditions on a length ask for
         self._truths: set[ir.Value] = set()  # truths, and numbers made of nothing but truths and constants
@@ -69,11 +87,16 @@ class _Search:
         self._tables: set[ir.Value] = set()  # values with unequal numbers of the graph's constants in them
         self._base = {name: _BASE + 2 * i for i, name in enumerate(names)}
         self._directions = self._ways(value, names)
+        self._frames = Frames(seqlen_q, seqlen_kv, self._base, self._shifts(seqlen_kv - seqlen_q))
         for node in _numeric(value, evaluator):
             if any(evaluator.symbols(v) for v in node.outputs if v is not None and v.name):
                 self._look(node)
         if len(self._switching) > 1:
             raise _Unprovable
+        self._frames.refuse_mixed()
+
+    def _shifts(self, offset: Dim) -> list[int]:
+        return [offset.evaluate(self._at(way, 1)) - offset.evaluate(self._base) for way in self._directions]
 
     def _ways(self, value: ir.Value, names: list[str]) -> list[dict[str, int]]:
         """The directions in which sizes may change: each alone, or all together where some go only together."""
@@ -101,6 +124,10 @@ class _Search:
         numbers = [v for v in moving if v not in self._truths]
         if (node.op_type == "Mul" and len(numbers) > 1) or (numbers and node.op_type in _STEPS):
             self._refuse_lengths(node, numbers)
+            if node.op_type == "Mul" and sum(self._varies(v) for v in numbers) > 1:
+                raise _Unprovable  # no line: where it bends, or is rounded, no landmark says
+        elif node.op_type == "Trilu":
+            self._look_at_triangle(node)
         elif numbers and node.op_type in _COMPARES | _BENDS:
             for one, other in _pairs(node, operands):
                 self._look_at_difference(node, one, other)
@@ -112,6 +139,16 @@ class _Search:
             self._truths.update(outputs)
         if any(v in self._switched for v in moving):
             self._switched.update(outputs)
+
+    def _varies(self, value: ir.Value) -> bool:
+        array = self._evaluator.evaluate(value, self._base)
+        return array.size > 1 and bool((array != array.flat[0]).any())
+
+    def _look_at_triangle(self, node: ir.Node) -> None:
+        diagonal = node.inputs[1] if len(node.inputs) > 1 else None
+        moves = diagonal is not None and bool(self._evaluator.symbols(diagonal))
+        slopes = self._slopes(diagonal, None) if moves and diagonal is not None else []
+        self._frames.add_triangle(self._evaluator.evaluate(node.outputs[0], self._base).shape, slopes)
 
     def _refuse_lengths(self, node: ir.Node, numbers: list[ir.Value]) -> None:
         """Positions may be multiplied and divided, since all of them are tried; lengths may not."""
@@ -147,6 +184,8 @@ class _Search:
                 any(slopes) and not any(self._reads_on(place, node.outputs[0], way) for way in ways)
             ):
                 raise _Unprovable
+            if any(slopes):
+                self._frames.add_moving_table()
 
     def _reads_on(self, place: ir.Value, read: ir.Value, way: Mapping[str, int]) -> bool:
         """Whether lengths that grow in this direction read more from the same place."""
@@ -167,7 +206,9 @@ class _Search:
         slopes = self._slopes(one, other)
         start = self._difference(one, other, self._base)
         if not self._has_one_size(one, other):
-            self._allow_positions(start, [s for s in slopes if s != 0])
+            if not self._is_foregone(node, one, other):
+                self._allow_positions(start, [s for s in slopes if s != 0])
+                self._frames.add_comparison(start, slopes)
             return
         if all(slope == 0 for slope in slopes) or self._is_decided(start, slopes):
             return
@@ -176,7 +217,10 @@ class _Search:
         moving = [(way, slope) for way, slope in zip(self._directions, slopes, strict=True) if slope != 0]
         at_zero = start - sum(slope * self._base[name] for way, slope in moving for name in way)
         if len(moving) == 2 and moving[0][1] == -moving[1][1] and not at_zero.any():
-            self._switched.update(v for v in node.outputs if v is not None)  # one length against another
+            if {name for way, _ in moving for name in way} != self._ends:
+                raise _Unprovable  # between these two, no lengths are tried for it
+            self.compares = True
+            self._switched.update(v for v in node.outputs if v is not None)
             return
         if len(moving) != 1 or (len(moving[0][0]) != 1 and len(self._directions) > 1):
             raise _Unprovable
@@ -196,6 +240,15 @@ class _Search:
             at_zero = at_zero - slope * next(self._base[name] for name in way)
         rising, falling = all(s >= 0 for s in slopes), all(s <= 0 for s in slopes)
         return bool((rising and (at_zero >= 0).all()) or (falling and (at_zero <= 0).all()))
+
+    def _is_foregone(self, node: ir.Node, one: ir.Value, other: ir.Value | None) -> bool:
+        """Whether a comparison of positions has one outcome at all of them, as of a key with the number of keys."""
+        apart = [self._difference(one, other, self._base)]
+        apart += [self._difference(one, other, self._at(way, 17)) for way in self._directions]
+        least, most = [float(d.min()) for d in apart], [float(d.max()) for d in apart]
+        at_least = 0.0 if node.op_type in _BENDS | {"Less", "GreaterOrEqual"} else 1e-9
+        at_most = 0.0 if node.op_type in _BENDS | {"Greater", "LessOrEqual"} else 1e-9
+        return min(least) == least[0] >= at_least or max(most) == most[0] <= -at_most
 
     def _allow_positions(self, start: np.ndarray, slopes: list[float]) -> None:
         """Positions beside lengths: each step counts as much as a position's, and no more than two lengths, apart."""
