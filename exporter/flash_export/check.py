@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -109,7 +109,7 @@ def check(
         folder = Path(name)
         roundoff, plain, flash, in_float16 = _load(unfused, fused, sites)
         rewritten = [s for s in sites if s.status == "fused" and s.boundary]
-        loaded, windows = ir.load(unfused, format="protobuf"), _windows(rewritten)
+        loaded, windows = ir.load(unfused, format="protobuf"), _windows(flash)
         plan = plan_trials(loaded, example=example, ranges=dims, values=values, seed=seed, windows=windows)
         boundaries, doubts = _boundaries(rewritten, plain, flash)
         tell("unfused model", 0, 1)
@@ -183,10 +183,10 @@ def _warn_of_windows(too_large: Sequence[str]) -> list[str]:
     ]
 
 
-def _windows(sites: Iterable[Site]) -> set[int]:
-    """The sizes of the windows that were read."""
-    read = [site.attributes for site in sites if site.attributes is not None]
-    return {size for one in read for size in (one.window_left, one.window_right) if size >= 0}
+def _windows(fused: ir.Model) -> set[int]:
+    """The sizes of the windows that the fused model has."""
+    read = [node.attributes.get(name) for node in attention_nodes(fused) for name in ("window_left", "window_right")]
+    return {one.as_int() for one in read if one is not None and one.as_int() >= 0}
 
 
 def _warn_of_runtime(fused: Path, roundoff: float, evaluated: str) -> list[str]:

@@ -31,8 +31,11 @@ _MIXED: tuple[Padding, ...] = ("right", "left", "holes", "full")
 """All ones tell the least, so they come last: a batch of one has fewer runs than there are turns."""
 
 _BATCH_SIZES = (3, 1, 2)
-_LENGTHS = ((67, 41, 53, 37), (1, 19, 5, 11), (131, 97, 29, 71))
-"""Sizes of the 1st, 2nd, ... dim that is no batch, in three settings: odd, unequal, past one tile, 1 among them."""
+_LENGTHS = ((67, 41, 53, 37), (1, 19, 5, 11), (131, 197, 29, 71))
+"""Sizes of the 1st, 2nd, ... dim that is no batch, in three settings: odd, unequal, past one tile, 1 among them.
+
+Of two, the first is the longer one and then the shorter one: a mask may ask which.
+"""
 
 MOST_NUMBERS = 2**30
 """In one input; a shape that asks for more is a mistake or an attack."""

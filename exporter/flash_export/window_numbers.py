@@ -39,8 +39,11 @@ _KEEP_NUMBERS = frozenset(("Neg", "Abs", "Cast", "Identity", "Squeeze", "Unsquee
 _WINDOWS = frozenset(("local_window_size", "window_left", "window_right"))
 """Attributes of other domains' operators: of ONNX Runtime's, which count a row's own key, and of ours, which do not."""
 
-_MOST_NUMBERS = 16
-"""In a constant: the widths of a tensor of rank 8."""
+_MOST_NUMBERS = 256
+"""In a constant: a window for each head, or the widths of a tensor of rank 8."""
+
+_TRIED = 16
+"""Numbers of one constant, the largest."""
 
 _ARITHMETIC: dict[str, Callable[..., np.ndarray]] = {
     "Add": np.add,
@@ -88,7 +91,8 @@ def _numbers_of(node: ir.Node, positions: set[ir.Value], constants: _Constants) 
             return  # arithmetic on the model's own sizes
         of_positions = any(value in positions for value in node.inputs)
         for value in node.inputs:
-            yield from _whole(value, constants, most=1, floats=of_positions)
+            most = _MOST_NUMBERS if of_positions else 1
+            yield from _whole(value, constants, most=most, floats=of_positions)
     elif node.op_type not in _OF_POSITIONS_ALONE or (node.inputs and node.inputs[0] in positions):
         for index in _NUMBERS_OF.get(node.op_type, ()):
             if index < len(node.inputs):
@@ -110,7 +114,7 @@ def _whole(value: ir.Value | None, constants: _Constants, *, most: int, floats: 
         if one in constants:
             numbers = constants[one]
             if numbers.size <= most and (numbers.dtype.kind in "iu" or (floats and is_float(numbers.dtype))):
-                for number in np.abs(numbers.astype(np.float64)).ravel().tolist():
+                for number in np.unique(np.abs(numbers.astype(np.float64)))[::-1][:_TRIED].tolist():
                     if math.isfinite(number):
                         yield from dict.fromkeys((math.floor(number), math.ceil(number)))
         elif producer is not None and producer.domain == "" and producer.op_type in _KEEP_NUMBERS:
