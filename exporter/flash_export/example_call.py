@@ -107,7 +107,9 @@ def specs_of(example_inputs: object, dynamic_shapes: object) -> tuple[InputSpec,
                 "in place of the module give torch.export.export(module, ..., dynamic_shapes=...), a program whose axes"
                 " may be multiples; or give the axis a name of its own"
             )
-        raise _wrong(error.what, error.got, error.need, do) from None
+        at = [text for text in texts if text in error.where]  # the whole input as text; a name where ranges differ
+        got = f"{error.got}, of the input {at[0].split(':')[0]}" if at else error.got
+        raise _wrong(error.what, got, error.need, do) from None
     _check_sizes(specs, example_inputs)
     return specs
 

@@ -137,6 +137,7 @@ def test_a_wrong_rewrite_returns_nothing(tmp_path: Path, monkeypatch: pytest.Mon
         (torch.ones(2, 7, 24), [{5: "batch"}], "dynamic shape of x cannot be read"),
         (torch.ones(2, 7, 24), [{0: torch.export.Dim.DYNAMIC}], "axis 0 of x has a dimension without a name"),
         (torch.ones(2, 7, 24), "batch", "dynamic shapes cannot be read"),
+        (torch.ones(2, 7, 24), {"x": {1: "seq len"}}, "'seq len', of the input x"),
     ],
 )
 def test_inputs_that_do_not_fit_are_named(inputs: object, dims: object, text: str) -> None:
