@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import zipfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import overload
 
@@ -20,7 +20,8 @@ from flash_export.input_roles import fed_inputs, read_roles
 from flash_export.longer import Longer, longer_setting
 from flash_export.talk import Talk
 from flash_export.trials import MOST_ELEMENTS, Trial, read_values, roomy_choices
-from flash_trt import engine_file, input_types, shape_agreement, shapes
+from flash_trt import engine_file, input_types, shape_agreement
+from flash_trt.compare_ranges import rooms
 from flash_trt.engine_file import EngineFile
 from flash_trt.onnx_file import OnnxFile
 
@@ -78,19 +79,19 @@ def plan_runs(
             input_types.warn(given, values, talk)
         for graph_input in reference.inputs:
             where = f"--values {options.values}, array {graph_input.name}"
-            shapes.require_taken(where, graph_input, values[graph_input.name].shape, reference.dim_ranges)
+            shape_agreement.require_taken(where, graph_input, values[graph_input.name].shape, reference.dim_ranges)
         shape_agreement.require_alike(
             f"--values {options.values}", reference.inputs, {name: array.shape for name, array in values.items()}
         )
         if engine:
             engine_file.require_shapes(engine, values)
         return [[Trial("values", values)]]
-    every = _ranges(options.shapes, reference, model, engine)
+    every = rooms(options.shapes, reference, engine)
     batches, extent = [name for name, is_batch in dynamic_dims(model).items() if is_batch], Extent(model)
     settings = [
-        roomy_choices(choices, extent, batches, keep_batch=i == 0)  # all outputs of all runs are kept
-        for ranges in every
-        for i, choices in enumerate(sizes_to_try(model, ranges))
+        room.kept(roomy_choices(choices, extent, batches, keep_batch=i == 0))  # all outputs of all runs are kept
+        for room in every
+        for i, choices in enumerate(sizes_to_try(model, room.ranges))
     ]
     turns = max(len(settings), _LEAST_SETTINGS) * max(1, options.repeats)
     planned = [settings[turn % len(settings)] for turn in range(turns)]
@@ -117,9 +118,12 @@ def plan_longer(
     if options.values is not None:
         return None
     model = ir.load(reference.path, format="protobuf")
-    every = _ranges(options.shapes, reference, model, engine)
+    every = rooms(options.shapes, reference, engine)
     sizes = [trial.sizes for trial in taken if trial.sizes]
-    longer = longer_setting(model, sizes, every, windows, most=MOST_ELEMENTS)
+    longer = longer_setting(model, sizes, [room.ranges for room in every], windows, most=MOST_ELEMENTS)
+    if longer and longer.choices:
+        held = tuple(choice for choice in longer.choices if any(room.holds(choice) for room in every))
+        longer = dataclasses.replace(longer, choices=held) if held else None
     turn = len(taken) + len(taken) % len(_SPREADS)  # ordinary numbers: with wide ones a row may see one key alone
     return LongerTrials(model, longer, options.seed, turn) if longer else None
 
@@ -202,58 +206,3 @@ def _trial(
     name = " ".join([*(f"{dim}={size}" for dim, size in sizes.items()), f"seed={seed}", padding, f"x{spread:g}"])
     feeds = draw_inputs(model, sizes, seed, padding, spread=spread)
     return DrawnTrial(name, feeds, sizes, model=model, first_seed=first_seed, turn=turn)
-
-
-_Ranges = dict[str, tuple[int, int]]
-"""Dynamic dim, under the name that ``draw`` gives it -> its smallest and largest length."""
-
-
-def _ranges(given: Sequence[str], reference: OnnxFile, model: ir.Model, engine: EngineFile | None) -> list[_Ranges]:
-    """What ``given`` shapes, or else the engine or the file, say of each dynamic dim; once for each of its profiles.
-
-    Profiles that do not hold the given shapes are left out.
-
-    Raises:
-        UsageError: a shape that contradicts the model, or that no profile holds.
-    """
-    parsed = [shapes.parse(text) for text in given]
-    shapes.plan_profile(reference.inputs, parsed, reference.dim_ranges)  # refuses what contradicts the model
-    known = dynamic_dims(model)
-    asked = _by_dim({r.name: (r.smallest, r.largest) for r in parsed}, reference, known)
-    profiles = engine.profiles if engine else []
-    told = [
-        _by_dim({name: (limits["min"], limits["max"]) for name, limits in profile.items()}, reference, known)
-        for profile in profiles
-    ]
-    holding = [ranges for ranges in told or [{}] if all(_lies_in(r, ranges.get(dim, r)) for dim, r in asked.items())]
-    if not holding:
-        raise UsageError(
-            "the engine was not built for these shapes",
-            where="--shape",
-            got=" ".join(map(str, parsed)),
-            need=", or ".join(engine_file.spell_profile(profile) for profile in profiles),
-            do="keep --shape inside one of these profiles, or leave it out",
-        )
-    return [{**reference.dim_ranges, **ranges, **asked} for ranges in holding]
-
-
-def _by_dim(
-    limits: Mapping[str, tuple[Sequence[int], Sequence[int]]], reference: OnnxFile, known: Iterable[str]
-) -> _Ranges:
-    """The ``known`` dims of the inputs in ``limits``; one that REFERENCE lacks, or has otherwise, tells nothing.
-
-    A dim such as ``16*h`` tells of ``h``.
-    """
-    ranges = {}
-    for graph_input in reference.inputs:
-        low, high = limits.get(graph_input.name, ((), ()))
-        if len(low) == len(graph_input.dims):
-            for axis, dim in enumerate(graph_input.dims):
-                name, factor, more = shapes.line_in(known, str(dim or f"{graph_input.name}.{axis}"))
-                if name in known:
-                    ranges[name] = (-((more - low[axis]) // factor), (high[axis] - more) // factor)
-    return ranges
-
-
-def _lies_in(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
-    return outer[0] <= inner[0] and inner[1] <= outer[1]

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from flash_export.draw import dynamic_dims
+from flash_trt.lengths import LARGEST_DIM
 from flash_trt.onnx_file import OnnxFile
-from flash_trt.shapes import LARGEST_DIM
 
 
 def sizes_of(fused: OnnxFile | None) -> set[int]:

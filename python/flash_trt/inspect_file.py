@@ -15,7 +15,7 @@ from typing import Any
 from flash_export import dim_ranges, regular_file
 from flash_export.errors import UsageError
 from flash_export.op import FLOAT_ATTRIBUTES, INT_ATTRIBUTES
-from flash_trt import engine_file, engine_inspector, onnx_file, plan, plan_program, shapes
+from flash_trt import engine_file, engine_inspector, lengths, onnx_file, plan, plan_program
 from flash_trt.attention import attention_rows
 from flash_trt.byte_sizes import spell_bytes
 from flash_trt.plugin_library import sha256_of
@@ -110,7 +110,7 @@ def _onnx(path: Path) -> dict[str, Any]:
         "file": str(path),
         "bytes": path.stat().st_size,
         "sha256": sha256_of(path),
-        "inputs": {i.name: shapes.spell_dims(i) for i in file.inputs},
+        "inputs": {i.name: lengths.spell_dims(i) for i in file.inputs},
         "dims": {name: dim_ranges.spell(limits) for name, limits in file.dim_ranges.items()},
         "outputs": file.outputs,
         "opsets": {opset.domain or "ai.onnx": opset.version for opset in file.proto.opset_import},

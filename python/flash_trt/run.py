@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from flash_export import interrupt, twin
-from flash_export.draw import draw_inputs, dynamic_dims
+from flash_export.draw import draw_inputs
 from flash_export.errors import UsageError
 from flash_export.input_roles import fed_inputs
 from flash_export.talk import Talk
@@ -151,7 +151,7 @@ def _feeds(options: RunOptions, file: OnnxFile, model: ir.Model, talk: Talk) -> 
     """The model's inputs in its own dtypes, and whether they were drawn."""
     wanted = fed_inputs(model)
     if options.inputs is None:
-        return draw_inputs(model, _sizes(options, file, model), options.seed), True
+        return draw_inputs(model, _sizes(options, file), options.seed), True
     dtypes = {name: value.dtype.numpy() for name, value in wanted.items() if value.dtype is not None}
     given = tensor_files.read(options.inputs, dtypes)
     _require_names(options.inputs, given, set(wanted))
@@ -160,7 +160,7 @@ def _feeds(options: RunOptions, file: OnnxFile, model: ir.Model, talk: Talk) -> 
     }
     for graph_input in file.inputs:
         where = f"tensor {graph_input.name} in {options.inputs}"
-        shapes.require_taken(where, graph_input, typed[graph_input.name].shape, file.dim_ranges)
+        shape_agreement.require_taken(where, graph_input, typed[graph_input.name].shape, file.dim_ranges)
     shape_agreement.require_alike(
         str(options.inputs), file.inputs, {name: array.shape for name, array in typed.items()}
     )
@@ -169,18 +169,10 @@ def _feeds(options: RunOptions, file: OnnxFile, model: ir.Model, talk: Talk) -> 
     return typed, False
 
 
-def _sizes(options: RunOptions, file: OnnxFile, model: ir.Model) -> dict[str, int]:
+def _sizes(options: RunOptions, file: OnnxFile) -> dict[str, int]:
     """Dynamic dim -> its usual size by ``--shape`` or default, under the names that ``draw`` gives them."""
     profile = shapes.plan_profile(file.inputs, [shapes.parse(text) for text in options.shapes], file.dim_ranges)
-    usual = {range_.name: range_.usual for range_ in profile.ranges}
-    known = dynamic_dims(model)
-    sizes = {}
-    for graph_input in file.inputs:
-        for axis, dim in enumerate(graph_input.dims):
-            name, factor, more = shapes.line_in(known, str(dim) or f"{graph_input.name}.{axis}")
-            if name in known:
-                sizes[name] = (usual[graph_input.name][axis] - more) // factor
-    return dict.fromkeys(known, 1) | sizes
+    return {name: triple[1] for name, triple in shapes.as_drawn(profile.lengths, file.inputs).items()}
 
 
 def _require_names(path: Path, given: Mapping[str, np.ndarray], wanted: set[str]) -> None:

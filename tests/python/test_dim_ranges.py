@@ -14,7 +14,7 @@ import torch
 
 import flash_export
 from flash_export.errors import EXIT_OK, EXIT_USAGE, UsageError
-from flash_trt import onnx_file, shapes, tensor_files
+from flash_trt import onnx_file, shape_agreement, tensor_files
 from flash_trt.backends import Backend
 from flash_trt.compare_inputs import InputOptions, plan_runs
 from flash_trt.output import sidecar_path
@@ -123,10 +123,10 @@ def test_a_tensor_without_elements_is_taken(model: Path, tmp_path: Path, flash_t
 def test_a_size_of_0_is_refused_where_the_model_needs_more_than_one(low: int) -> None:
     graph_input, limits = onnx_file.GraphInput("x", 1, ("seq",)), {"seq": (low, 9)}
     if low < 2:
-        shapes.require_taken("x", graph_input, (0,), limits)
+        shape_agreement.require_taken("x", graph_input, (0,), limits)
     for wrong in ((0,) if low == 2 else (10,), (5, 5)):
         with pytest.raises(UsageError):
-            shapes.require_taken("x", graph_input, wrong, limits)
+            shape_agreement.require_taken("x", graph_input, wrong, limits)
 
 
 def test_drawn_inputs_stay_within_them(model: Path, unfused: Path, flash_trt: Command) -> None:
