@@ -101,6 +101,7 @@ def export(loaded: Loaded, options: Options, folder: Path) -> Exported:
     reference = call.reference([str(v.name) for v in model.graph.inputs])
     export_lengths.refuse_fixed_lengths(path, reference, example, dims, traced=script, told_in=loaded.told_in)
     notes = [*loaded.notes, *notes]
+    left_out |= export_dims.left_out_at_one(loaded, dims)
     notes += export_lengths.take_back(path, reference, example, dims, left_out)
     return Exported(path, reference, example, dims, loaded.source_kind, notes)
 

@@ -14,6 +14,9 @@ from flash_export.inputs import MAX_DIM
 from flash_export.load import Loaded
 from flash_export.options import Dim
 
+_ASSUMED = 2
+"""The smallest size that torch.export assumes of a dimension: it takes 0 and 1 for constants."""
+
 
 def ranges_of(loaded: Loaded) -> dict[str, tuple[int, int]]:
     """Dynamic dimension -> its range as the user gave it."""
@@ -53,6 +56,17 @@ def dims_of(loaded: Loaded, model: ir.Model, ranges: dict[str, tuple[int, int]])
             name = fallback if symbol == size else f"{fallback}_unit"
             found.setdefault(symbol, (names.get(symbol, name), *_limits(limits.get(symbol))))
     return found
+
+
+def left_out_at_one(loaded: Loaded, dims: dict[str, tuple[int, int]]) -> dict[str, list[int]]:
+    """The dimensions of an ExportedProgram that may as well be 1, as ``Captured.left_out`` has them.
+
+    torch.export assumes 2 and more of a dimension without a range of its own, as ``Dim.AUTO`` is, and lets the program
+    run with 1. A ``Dim`` that its author began at 2 and never ended looks the same.
+    """
+    if loaded.program is None:
+        return {}
+    return {name: [1] for name, limits in dims.items() if limits == (_ASSUMED, MAX_DIM)}
 
 
 def name_sums(loaded: Loaded, model: ir.Model) -> None:

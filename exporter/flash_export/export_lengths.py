@@ -86,13 +86,16 @@ def take_back(
     """Takes sizes that PyTorch's exporter left out back into ``dims`` where the file gives PyTorch's numbers there.
 
     Returns a note on every size that stays out. The numbers are compared roughly: a graph that computes something
-    else is far off, and what is taken back is measured like any other size by the check.
+    else is far off, and what is taken back is measured like any other size by the check. A length that has several
+    names, as PyTorch's ``Dim.AUTO`` gives it, has the size under all of them.
     """
     notes = []
     for name, sizes in left_out.items():
         for size in sorted(sizes, key=lambda n: n > dims[name][1], reverse=True):
             low, high = dims[name]
             why = _why_not(path, reference, example, dims, {name: size})
+            if why is not None and (alike := _alike(path, example, name, [n for n in left_out if size in left_out[n]])):
+                why = _why_not(path, reference, example, dims, dict.fromkeys(alike, size))
             if why is None:
                 dims[name] = (min(low, size), max(high, size))
             else:
@@ -101,6 +104,13 @@ def take_back(
                     f" file is right for {name} from {low} to {high} alone"
                 )
     return notes
+
+
+def _alike(path: Path, example: Mapping[str, np.ndarray], name: str, names: Sequence[str]) -> list[str]:
+    """Those of ``names`` with the size of ``name`` in ``example``: of one length that has several names; [] of one."""
+    sizes = _sizes(ir.load(path, format="protobuf"), example)
+    alike = [other for other in names if sizes.get(other) == sizes.get(name)]
+    return alike if len(alike) > 1 else []
 
 
 def _why_not(

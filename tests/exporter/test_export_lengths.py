@@ -9,9 +9,13 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+import torch
 
 from flash_export.errors import UnsupportedModel, UsageError
+from flash_export.export import Exported, export
 from flash_export.export_lengths import refuse_fixed_lengths
+from flash_export.load import load
+from flash_export.options import Options
 
 HEADER = '<ir_version: 9, opset_import: ["" : 18]>\n'
 EXAMPLE = {"x": np.ones((2, 7, 3), np.float32)}
@@ -84,3 +88,41 @@ def test_a_length_that_is_the_sum_of_two_follows_both(tmp_path: Path) -> None:
         return [np.concatenate([inputs["old"], inputs["new"]], 1) + inputs["mask"]]
 
     refuse_fixed_lengths(tmp_path / "m.onnx", joined, example, {"past": (0, 64), "seq": (1, 64), "batch": (1, 64)})
+
+
+class Joined(torch.nn.Module):
+    def forward(self, x: torch.Tensor, past: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return torch.cat([past + other, x], 1) * 2
+
+
+class Paired(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, :2].reshape(-1, 2, 3) + 1
+
+
+AUTO = torch.export.Dim.AUTO
+
+
+def _exported(folder: Path, module: torch.nn.Module, lengths: list[int], dim: object) -> Exported:
+    inputs = tuple(torch.ones(4, length, 3) for length in lengths)
+    dims = tuple({0: dim, 1: dim if dim is AUTO else torch.export.Dim("seq", min=2)} for _ in lengths)
+    torch.export.save(torch.export.export(module, inputs, dynamic_shapes=dims), folder / "m.pt2")
+    options = Options(source=folder / "m.pt2")
+    return export(load(options), options, folder)
+
+
+def test_a_dimension_that_torch_export_assumes_to_be_2_and_more_begins_at_1_where_the_file_is_right(
+    tmp_path: Path,
+) -> None:
+    exported = _exported(tmp_path, Joined(), [7, 5, 5], AUTO)
+    assert len(exported.dims) >= 3
+    assert {low for low, _ in exported.dims.values()} == {1}, "also a length that has two names"
+    assert not exported.notes
+
+
+def test_it_begins_at_2_where_the_program_is_not_right_at_1_and_where_it_has_a_range(tmp_path: Path) -> None:
+    exported = _exported(tmp_path, Paired(), [7], AUTO)
+    assert [low for low, _ in exported.dims.values()] == [1, 2]
+    assert ["x_dim1 = 1: forward takes another way there" in note for note in exported.notes] == [True]
+    ranged = _exported(tmp_path, Joined(), [7, 7, 7], torch.export.Dim("batch", min=2, max=9))
+    assert ranged.dims["x_dim0"] == (2, 9)
