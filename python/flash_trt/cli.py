@@ -13,7 +13,7 @@ from rich.table import Table
 
 from flash_export.help_text import Command, Group
 from flash_export.talk import Talk, plain, printable
-from flash_trt import __version__, backends, engine_inspector, environment, inspect_file
+from flash_trt import __version__, backends, command_lines, engine_inspector, environment, inspect_file
 from flash_trt.attention import attention_rows
 from flash_trt.backends import BackendChoice
 from flash_trt.bench import BenchOptions, Setting, Timing
@@ -112,8 +112,10 @@ def build(
     talk.result(_build_table(options, sidecar))
     if sidecar["polygraphy_lacks"]:
         talk.warn(f"polygraphy convert has no {', '.join(sidecar['polygraphy_lacks'])}: its line below builds without")
-    print(sidecar["polygraphy"])
-    print(sidecar["trtexec"])
+    if split := command_lines.names_that_trtexec_splits(sidecar["profiles"]):
+        talk.warn(f"trtexec reads commas and quotes in names itself: its line below has no input {', '.join(split)}")
+    print(printable(sidecar["polygraphy"]))
+    print(printable(sidecar["trtexec"]))
     return 0
 
 

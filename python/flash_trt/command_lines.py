@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from flash_trt import shapes
@@ -75,3 +75,9 @@ def polygraphy(
 def polygraphy_lacks(options: BuildOptions, plugin: PluginLibrary | None) -> list[str]:
     """The flags of the build that ``polygraphy convert`` cannot express."""
     return ["--embed-plugin"] if plugin and options.embed_plugin else []
+
+
+def names_that_trtexec_splits(profiles: Iterable[Mapping[str, object]]) -> list[str]:
+    """The inputs of ``profiles`` whose names mean something else in ``trtexec``'s flags, as repr spells them."""
+    names = dict.fromkeys(name for profile in profiles for name in profile)
+    return [repr(name) for name in names if set(name) & set(",'\"")]

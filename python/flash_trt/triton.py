@@ -280,7 +280,13 @@ def _in_provider(options: TritonOptions, file: OnnxFile, weights: dict[str, Path
     smallest = works_with[0] if works_with else 1
     if options.shapes:
         profile = shapes.plan_profile(file.inputs, [shapes.parse(text) for text in options.shapes], file.dim_ranges)
-        parameters |= profile.provider_parameters()
+        if split := [range_.name for range_ in profile.ranges if "," in range_.name]:
+            talk.warn(
+                f"input {split[0]!r}: ONNX Runtime's TensorRT provider divides its shapes at commas, so --shape is left"
+                " out: it builds an engine at the first request and again at every larger shape"
+            )
+        else:
+            parameters |= profile.provider_parameters()
         largest = [range_.largest[0] for range_ in profile.ranges if range_.largest]
         smallest = max((range_.smallest[0] for range_ in profile.ranges if range_.smallest), default=1)
     else:

@@ -119,3 +119,14 @@ def with_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
     for function in functions_for(list(ir.traversal.RecursiveGraphIterator(model.graph)), OPSET):
         model.functions[function.identifier()] = function
     return ir.to_proto(model)
+
+
+def renamed(model: Path, name: str) -> Path:
+    """The model of ``fused`` with another name for its input ``query``."""
+    proto = onnx.load(model)
+    for value in proto.graph.input:
+        value.name = name if value.name == "query" else value.name
+    for node in proto.graph.node:
+        node.input[:] = [name if given == "query" else given for given in node.input]
+    onnx.save(proto, model)
+    return model

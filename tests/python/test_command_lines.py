@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from polygraphy.tools import convert
-from python.attention_models import fused
+from python.attention_models import fused, renamed
 
 from flash_export.errors import EXIT_OK
 from flash_trt import command_lines
@@ -88,3 +88,25 @@ def test_what_polygraphy_cannot_express_is_said(
     assert flash_trt("build", model, "-o", engine, "--target", "sm80", "--embed-plugin") == EXIT_OK
     assert json.loads(sidecar_path(engine).read_text())["polygraphy_lacks"] == ["--embed-plugin"]
     assert "polygraphy convert has no --embed-plugin" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "warned"), [("a,b", True), ("it's", True), ("plain", False)], ids=["comma", "quote", "plain"]
+)
+def test_a_name_that_trtexec_would_split_is_said(
+    rtx: Backend, tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], name: str, warned: bool
+) -> None:
+    model = renamed(fused(tmp_path / "m.onnx"), name)
+    assert flash_trt("build", model, "-o", tmp_path / "m.engine", "--target", "sm80") == EXIT_OK
+    told = " ".join(capsys.readouterr().err.split())
+    assert (f"trtexec reads commas and quotes in names itself: its line below has no input {name!r}" in told) is warned
+
+
+def test_a_control_character_in_a_name_does_not_reach_the_terminal(
+    rtx: Backend, tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = renamed(fused(tmp_path / "m.onnx"), "q\x1b[31m")
+    assert flash_trt("build", model, "-o", tmp_path / "m.engine", "--target", "sm80") == EXIT_OK
+    told = capsys.readouterr()
+    assert "\x1b" not in told.out + told.err
+    assert "--minShapes=q\\x1b[31m:1x" in told.out

@@ -19,7 +19,7 @@ import onnx
 import onnxruntime
 import pytest
 from google.protobuf import text_format
-from python.attention_models import BF16, FLOAT, HALF, HEAD_DIM, HEADS, flash_node, fused, unfused
+from python.attention_models import BF16, FLOAT, HALF, HEAD_DIM, HEADS, flash_node, fused, renamed, unfused
 
 from flash_export import dim_ranges
 from flash_export.errors import EXIT_OK, EXIT_UNSAFE, EXIT_UNSUPPORTED, EXIT_USAGE
@@ -113,6 +113,18 @@ def test_shapes_and_precision_of_an_onnx_file_go_to_the_provider(
         told = accelerator.parameters[f"trt_profile_{kind}_shapes"]
         assert told == f"query:{spelled},key:{spelled},value:{spelled}"
     assert config.max_batch_size == 3
+
+
+def test_shapes_of_a_name_that_the_provider_divides_are_left_out_with_a_warning(
+    schema: ModuleType, tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = renamed(fused(tmp_path / "m.onnx", dtype=HALF), "a,b")
+    assert flash_trt("triton", tmp_path / "r", model, "--shape", f"key:1x{HEADS}x1x{HEAD_DIM}") == EXIT_OK
+    assert "input 'a,b': ONNX Runtime's TensorRT provider divides its shapes" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    (accelerator,) = _config(schema, tmp_path / "r" / "m").optimization.execution_accelerators.gpu_execution_accelerator
+    assert not [name for name in accelerator.parameters if name.endswith("_shapes")]
 
 
 @pytest.mark.parametrize(
