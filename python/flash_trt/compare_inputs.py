@@ -21,7 +21,7 @@ from flash_export.longer import Longer, longer_setting
 from flash_export.talk import Talk
 from flash_export.trials import MOST_ELEMENTS, Trial, read_values, roomy_choices
 from flash_trt import engine_file, input_types, shape_agreement
-from flash_trt.compare_ranges import rooms
+from flash_trt.compare_ranges import Values, rooms
 from flash_trt.engine_file import EngineFile
 from flash_trt.onnx_file import OnnxFile
 
@@ -89,13 +89,16 @@ def plan_runs(
     every = rooms(options.shapes, reference, engine)
     batches, extent = [name for name, is_batch in dynamic_dims(model).items() if is_batch], Extent(model)
     settings = [
-        room.kept(roomy_choices(choices, extent, batches, keep_batch=i == 0))  # all outputs of all runs are kept
+        (room.kept(roomy_choices(choices, extent, batches, keep_batch=i == 0)), room.values)  # all outputs are kept
         for room in every
         for i, choices in enumerate(sizes_to_try(model, room.ranges))
     ]
     turns = max(len(settings), _LEAST_SETTINGS) * max(1, options.repeats)
     planned = [settings[turn % len(settings)] for turn in range(turns)]
-    return [[_trial(model, sizes, options.seed, turn) for sizes in choices] for turn, choices in enumerate(planned)]
+    return [
+        [_trial(model, sizes, options.seed, turn, values=values) for sizes in choices]
+        for turn, (choices, values) in enumerate(planned)
+    ]
 
 
 def plan_longer(
@@ -125,7 +128,7 @@ def plan_longer(
         held = tuple(choice for choice in longer.choices if any(room.holds(choice) for room in every))
         longer = dataclasses.replace(longer, choices=held) if held else None
     turn = len(taken) + len(taken) % len(_SPREADS)  # ordinary numbers: with wide ones a row may see one key alone
-    return LongerTrials(model, longer, options.seed, turn) if longer else None
+    return LongerTrials(model, longer, options.seed, turn, every[0].values) if longer else None
 
 
 def _require_no_others(path: Path, taken: Iterable[str]) -> None:
@@ -149,6 +152,7 @@ class DrawnTrial(Trial):
     model: ir.Model | None = None
     first_seed: int = 0
     turn: int = 0
+    values: Values = dataclasses.field(default_factory=dict)
 
     @property
     def others(self) -> Iterator[Trial]:
@@ -162,7 +166,7 @@ class DrawnTrial(Trial):
         masks = [name for name, role in read_roles(self.model).items() if role.kind == "mask"]
         for inverted, step in itertools.product((False, True), range(len(_FIRST_KEY_KEPT)) if masks else ()):
             padding = _FIRST_KEY_KEPT[(self.turn + step) % len(_FIRST_KEY_KEPT)]
-            other = _trial(self.model, self.sizes or {}, self.first_seed, self.turn, padding)
+            other = _trial(self.model, self.sizes or {}, self.first_seed, self.turn, padding, values=self.values)
             feeds = dict(other.feeds)
             for name in masks:
                 visible = feeds[name].astype(bool)
@@ -177,10 +181,10 @@ class LongerTrials(Sequence[Trial]):
     ``names`` and ``too_large`` are those of ``Longer``.
     """
 
-    def __init__(self, model: ir.Model, longer: Longer, seed: int, turn: int) -> None:
+    def __init__(self, model: ir.Model, longer: Longer, seed: int, turn: int, values: Values) -> None:
         self.names, self.too_large = longer.names, longer.too_large
         self._choices = longer.choices
-        self._draw = lambda sizes: _trial(model, sizes, seed, turn, "full")
+        self._draw = lambda sizes: _trial(model, sizes, seed, turn, "full", values=values)
         self._last: tuple[int, Trial] | None = None
 
     def __len__(self) -> int:
@@ -199,10 +203,20 @@ class LongerTrials(Sequence[Trial]):
 
 
 def _trial(
-    model: ir.Model, sizes: dict[str, int], first_seed: int, turn: int, padding: Padding | None = None
+    model: ir.Model,
+    sizes: dict[str, int],
+    first_seed: int,
+    turn: int,
+    padding: Padding | None = None,
+    *,
+    values: Values,
 ) -> DrawnTrial:
+    """Drawn inputs; those that have ``values`` get the usual, the largest and the smallest in turn."""
     seed, spread = first_seed + turn, _SPREADS[turn % len(_SPREADS)]
     padding = padding or PADDINGS[turn % len(PADDINGS)]
-    name = " ".join([*(f"{dim}={size}" for dim, size in sizes.items()), f"seed={seed}", padding, f"x{spread:g}"])
-    feeds = draw_inputs(model, sizes, seed, padding, spread=spread)
-    return DrawnTrial(name, feeds, sizes, model=model, first_seed=first_seed, turn=turn)
+    own = {name: triple[(turn + 1) % len(triple)] for name, triple in values.items()}
+    numbers = [f"{name}={'x'.join(map(str, array.flat))}" for name, array in own.items()]
+    settled = [f"{dim}={size}" for dim, size in sizes.items()]
+    name = " ".join([*settled, *numbers, f"seed={seed}", padding, f"x{spread:g}"])
+    feeds = draw_inputs(model, sizes, seed, padding, spread=spread) | own
+    return DrawnTrial(name, feeds, sizes, model=model, first_seed=first_seed, turn=turn, values=values)

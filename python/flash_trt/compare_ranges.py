@@ -6,6 +6,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from flash_export.errors import UsageError
 from flash_trt import engine_file, lengths, shapes
 from flash_trt.engine_file import EngineFile
@@ -16,15 +18,20 @@ Ranges = dict[str, tuple[int, int]]
 """Dynamic dim, under the name that ``draw`` gives it -> its smallest and largest length."""
 
 Sizes = dict[str, int]
+Values = dict[str, tuple[np.ndarray, ...]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Room:
-    """The ``ranges`` of the dims, shapes that some ``inputs`` must stay within, and lengths that do."""
+    """The ``ranges`` of the dims, shapes that some ``inputs`` must stay within, and lengths that do.
+
+    ``values`` are the smallest, the usual and the largest of an input that a shape is computed from.
+    """
 
     ranges: Ranges
     inputs: tuple[tuple[GraphInput, ShapeRange], ...] = ()
     usual: Sizes = dataclasses.field(default_factory=dict)
+    values: Values = dataclasses.field(default_factory=dict)
 
     def holds(self, sizes: Sizes) -> bool:
         """Whether every input has a shape that it may have: the range of a sum may be less than those of its parts."""
@@ -73,6 +80,7 @@ def rooms(given: Sequence[str], reference: OnnxFile, engine: EngineFile | None) 
             {**reference.dim_ranges, **room.ranges, **asked.ranges},
             (*room.inputs, *asked.inputs),
             room.usual | (asked.usual if parsed or not room.usual else {}),
+            room.values | asked.values,
         )
         for room in holding
     ]
@@ -85,7 +93,7 @@ def _room(plan: Profile, given: Sequence[ShapeRange], reference: OnnxFile) -> Ro
     ranges = {name: (low, high) for name, (low, _, high) in shapes.as_drawn(settled, reference.inputs).items()}
     usual = {name: triple[1] for name, triple in shapes.as_drawn(plan.lengths, reference.inputs).items()}
     of_shapes = [(by_name[r.name], r) for r in given if not shapes.is_of_values(by_name[r.name], r)]
-    return Room(ranges, tuple(of_shapes), usual)
+    return Room(ranges, tuple(of_shapes), usual, shapes.given_values(reference.inputs, given))
 
 
 def _told(profile: engine_file.Profile, reference: OnnxFile) -> Room:
@@ -93,8 +101,10 @@ def _told(profile: engine_file.Profile, reference: OnnxFile) -> Room:
     given = []
     for graph_input in reference.inputs:
         limits = profile.get(graph_input.name)
-        if limits and len(limits["min"]) == len(graph_input.dims):
-            given.append(ShapeRange(graph_input.name, *(tuple(limits[key]) for key in ("min", "opt", "max"))))
+        if limits:
+            range_ = ShapeRange(graph_input.name, *(tuple(limits[key]) for key in ("min", "opt", "max")))
+            if len(range_.smallest) == len(graph_input.dims) or shapes.is_of_values(graph_input, range_):
+                given.append(range_)
     try:
         return _room(shapes.plan_profile(reference.inputs, given), given, reference)
     except UsageError:  # as trtexec builds it, shapes may contradict each other: each is a limit
@@ -105,7 +115,8 @@ def _told(profile: engine_file.Profile, reference: OnnxFile) -> Room:
             for name, low, high in zip(graph_input.dims, range_.smallest, range_.largest, strict=True):
                 if isinstance(name, str) and name and lengths.read(name).is_name:
                     ranges[name] = max(low, ranges.get(name, (low, 0))[0]), min(high, ranges.get(name, (0, high))[1])
-        return Room(ranges, tuple(pair for pair in of_shapes if not shapes.is_of_values(*pair)))
+        values = shapes.given_values(reference.inputs, given)
+        return Room(ranges, tuple(pair for pair in of_shapes if pair[1].name not in values), values=values)
 
 
 def _lies_in(asked: Room, told: Room) -> bool:

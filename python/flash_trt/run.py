@@ -151,7 +151,7 @@ def _feeds(options: RunOptions, file: OnnxFile, model: ir.Model, talk: Talk) -> 
     """The model's inputs in its own dtypes, and whether they were drawn."""
     wanted = fed_inputs(model)
     if options.inputs is None:
-        return draw_inputs(model, _sizes(options, file), options.seed), True
+        return _drawn(options, file, model), True
     dtypes = {name: value.dtype.numpy() for name, value in wanted.items() if value.dtype is not None}
     given = tensor_files.read(options.inputs, dtypes)
     _require_names(options.inputs, given, set(wanted))
@@ -169,10 +169,13 @@ def _feeds(options: RunOptions, file: OnnxFile, model: ir.Model, talk: Talk) -> 
     return typed, False
 
 
-def _sizes(options: RunOptions, file: OnnxFile) -> dict[str, int]:
-    """Dynamic dim -> its usual size by ``--shape`` or default, under the names that ``draw`` gives them."""
-    profile = shapes.plan_profile(file.inputs, [shapes.parse(text) for text in options.shapes], file.dim_ranges)
-    return {name: triple[1] for name, triple in shapes.as_drawn(profile.lengths, file.inputs).items()}
+def _drawn(options: RunOptions, file: OnnxFile, model: ir.Model) -> dict[str, np.ndarray]:
+    """Drawn inputs of the usual sizes by ``--shape`` or default; the values of one that it gives values."""
+    given = [shapes.parse(text) for text in options.shapes]
+    profile = shapes.plan_profile(file.inputs, given, file.dim_ranges)
+    sizes = {name: triple[1] for name, triple in shapes.as_drawn(profile.lengths, file.inputs).items()}
+    values = {name: usual for name, (_, usual, _) in shapes.given_values(file.inputs, given).items()}
+    return draw_inputs(model, sizes, options.seed) | values
 
 
 def _require_names(path: Path, given: Mapping[str, np.ndarray], wanted: set[str]) -> None:

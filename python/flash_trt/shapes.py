@@ -8,6 +8,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from flash_export.errors import UsageError
 from flash_trt.lengths import LARGEST_DIM
 from flash_trt.onnx_file import GraphInput
@@ -187,6 +189,19 @@ def plan_profile(
 def is_of_values(graph_input: GraphInput, range_: ShapeRange) -> bool:
     """Whether the range may be of the numbers in the tensor; whether TensorRT reads it so, only TensorRT knows."""
     return graph_input.may_hold_sizes and len(range_.smallest) == math.prod(map(int, graph_input.dims))
+
+
+def given_values(inputs: Sequence[GraphInput], given: Sequence[ShapeRange]) -> dict[str, tuple[np.ndarray, ...]]:
+    """Input -> its smallest, usual and largest values, where a range is of the numbers in the tensor."""
+    by_name = {i.name: i for i in inputs}
+    return {
+        range_.name: tuple(
+            np.array(numbers, graph_input.numpy_dtype).reshape([int(dim) for dim in graph_input.dims])
+            for numbers in (range_.smallest, range_.usual, range_.largest)
+        )
+        for range_ in given
+        if is_of_values(graph_input := by_name[range_.name], range_)
+    }
 
 
 def as_drawn(found: Mapping[str, Triple], inputs: Sequence[GraphInput]) -> dict[str, Triple]:
