@@ -45,7 +45,7 @@ class Room:
 
     def kept(self, choices: Sequence[Sizes]) -> list[Sizes]:
         """Those of ``choices`` that it holds; where it holds none, the usual lengths."""
-        usual = choices[0] | {name: size for name, size in self.usual.items() if name in choices[0]}
+        usual = choices[0] | self.usual
         return [sizes for sizes in choices if self.holds(sizes)] or ([usual] if self.holds(usual) else [*choices])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping
 
 from flash_export import draw
@@ -19,6 +20,8 @@ LARGEST_DIM = 2**31 - 1
 
 _TRIED_ONE_BY_ONE = 1024
 """Numbers that are tried where a length neither grows nor shrinks evenly, as that of ``n*(8 - n)``."""
+
+_HYPHENED = re.compile(r"[A-Za-z_]\w*(-[A-Za-z_]\w*)+")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Length:
     def at(self, sizes: Mapping[str, int]) -> int | None:
         """The length at ``sizes`` of the names; None where it has none there, as ``64//n`` has none at 0."""
         if self.is_name:
-            return sizes[self.text]
+            return sizes.get(self.text)
         try:
             return draw._evaluate(self.text, sizes)
         except KeyError:
@@ -77,12 +80,12 @@ def _first(least: int, holds: Callable[[int], bool]) -> int:
 
 
 def read(text: str) -> Length:
-    """The length that ``text`` spells."""
-    return Length(text, tuple(sorted(set(draw._names_in(text)))))
+    """The length that ``text`` spells. A word such as ``seq-len`` is a name: PyTorch puts spaces around a minus."""
+    return unnamed(text) if _HYPHENED.fullmatch(text) else Length(text, tuple(sorted(set(draw._names_in(text)))))
 
 
 def unnamed(text: str) -> Length:
-    """The length of a dim of which the file says nothing; ``text`` tells people which one it is."""
+    """The length of a dim that has no name, or one that is no expression; ``text`` tells people which one it is."""
     return Length(text, (text,))
 
 

@@ -43,7 +43,7 @@ def test_a_size_tells_the_name_in_an_expression(dim: str, size: int, span: tuple
     assert read(dim).solutions("n", size, {}) == span
 
 
-@pytest.mark.parametrize("dim", ["2", "2*2", "floor(n/2)", "Max(1, n)", "a b", "n.1 + 2", "n" * 501])
+@pytest.mark.parametrize("dim", ["2", "2*2", "floor(n/2)", "seq-len", "Max(1, n)", "a b", "n.1 + 2", "n" * 501])
 def test_what_cannot_be_read_is_a_name(dim: str) -> None:
     assert read(dim).is_name
     profile = plan_profile([GraphInput("x", 1, (dim,))], [parse("x:7")])
@@ -170,6 +170,14 @@ def test_a_run_takes_the_shape_given(odd: Path, tmp_path: Path, flash_trt: Comma
         assert flash_trt("run", odd, *(word for text in wrong for word in ("--shape", text))) == EXIT_USAGE
 
 
+def test_a_name_with_a_hyphen_has_the_length_given(tmp_path: Path, flash_trt: Command) -> None:
+    model = _model(tmp_path / "m.onnx", {"x": ["batch-size", "seq-len"]}, {})
+    assert plan_profile(onnx_file.read(model).inputs, []).chosen == {"batch-size": (1, 1, 8), "seq-len": (1, 128, 512)}
+    assert flash_trt("run", model, "--shape", "x:3x7", "-o", tmp_path / "out.npz") == EXIT_OK
+    assert tensor_files.read(tmp_path / "out.npz")["x_shape"].tolist() == [3, 7]
+    assert {shapes["x"] for shapes in _drawn(model, "x:3x7")} == {(3, 7)}
+
+
 def _drawn(model: Path, *given: str, engine: EngineFile | None = None) -> list[dict[str, tuple[int, ...]]]:
     planned = plan_runs(InputOptions(shapes=given), onnx_file.read(model), engine)
     return [{name: array.shape for name, array in trial.feeds.items()} for choices in planned for trial in choices]
@@ -193,6 +201,18 @@ def test_a_comparison_stays_within_an_engines_shapes_of_expressions(odd: Path) -
     assert room.ranges["n"] == (5, 5)
     with pytest.raises(UsageError, match="not built for these shapes"):
         rooms(["x:2x17"], onnx_file.read(odd), engine)
+
+
+def test_an_engines_shapes_that_contradict_each_other_are_limits_each(summed: Path) -> None:
+    """As trtexec takes them: the mask's usual length is not the sum of the usual parts."""
+    limits = {
+        "ids": ([1, 1], [1, 8], [2, 16]),
+        "key": ([1, 0], [1, 8], [2, 64]),
+        "mask": ([1, 1], [1, 30], [2, 70]),
+    }
+    (room,) = rooms([], onnx_file.read(summed), _engine(limits))
+    assert room.ranges == {"b": (1, 2), "s": (1, 16), "p": (0, 64)}
+    assert room.kept([{"b": 1, "s": 16, "p": 64}, {"b": 1, "s": 6, "p": 64}]) == [{"b": 1, "s": 6, "p": 64}]
 
 
 def _engine(limits: dict[str, tuple[list[int], list[int], list[int]]]) -> EngineFile:
