@@ -21,6 +21,9 @@ LARGEST_DIM = 2**31 - 1
 _TRIED_ONE_BY_ONE = 1024
 """Numbers that are tried where a length neither grows nor shrinks evenly, as that of ``n*(8 - n)``."""
 
+_LONGEST_TRIED = 80
+"""Characters of a dim for which that is quick; nobody writes longer ones by hand."""
+
 _HYPHENED = re.compile(r"[A-Za-z_]\w*(-[A-Za-z_]\w*)+")
 
 
@@ -66,7 +69,8 @@ class Length:
             high = _first(least, lambda number: _passes(at(number), size + sign, sign)) - 1
             if low <= high and at(low) == size:
                 return low, high
-        tried = [number for number in range(least, _TRIED_ONE_BY_ONE) if at(number) == size]
+        many = _TRIED_ONE_BY_ONE if len(self.text) <= _LONGEST_TRIED else least
+        tried = [number for number in range(least, many) if at(number) == size]
         return (tried[0], tried[0]) if tried else None
 
 
