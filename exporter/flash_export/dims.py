@@ -55,13 +55,6 @@ class Dim:
         ((monomial, coefficient),) = self.terms.items()
         return monomial[0] if coefficient == 1 and len(monomial) == 1 else None
 
-    def as_line(self) -> tuple[str, int, int] | None:
-        """``("h", 16, 1)`` of ``16*h + 1``; None where the dim does not grow evenly with one name alone."""
-        names = [monomial for monomial in self.terms if monomial]
-        if len(names) != 1 or len(names[0]) != 1 or self.terms[names[0]] < 1:
-            return None
-        return names[0][0], self.terms[names[0]], self.terms.get((), 0)
-
     @property
     def symbols(self) -> set[str]:
         """Every name that the dim depends on."""

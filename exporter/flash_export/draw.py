@@ -8,7 +8,6 @@ always give the same numbers.
 
 from __future__ import annotations
 
-import ast
 import itertools
 import math
 import zlib
@@ -19,6 +18,7 @@ from typing import Literal, TypeGuard
 import numpy as np
 import onnx_ir as ir
 
+from flash_export.dim_texts import length_at, names_in
 from flash_export.errors import UsageError
 from flash_export.input_roles import Role, fed_inputs, holds_boxes, read_roles
 from flash_export.length_roles import draw_lengths
@@ -46,9 +46,6 @@ MOST_AXES = 64
 _NAMES = "BOOL INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 FLOAT16 BFLOAT16 FLOAT DOUBLE"
 _DRAWN = frozenset(ir.DataType[name] for name in _NAMES.split())
 """Types whose arrays ONNX Runtime takes in Python."""
-
-_LONGEST_DIM = 500
-"""A dim with more characters is a name to us, and no expression."""
 
 
 def draw_inputs(
@@ -203,7 +200,7 @@ def dynamic_dims(model: ir.Model) -> dict[str, bool]:
     found: dict[str, bool] = {}
     for value in fed_inputs(model).values():
         for axis, name in _named_dims(value):
-            for part in _names_in(name):
+            for part in names_in(name):
                 found[part] = found.get(part, True) and axis == 0
     return found
 
@@ -225,7 +222,7 @@ def concrete_shape(value: ir.Value, sizes: Mapping[str, int]) -> tuple[int, ...]
     shape = [d if _is_fixed(d) else 0 for d in value.shape]
     for axis, name in _named_dims(value):
         try:
-            shape[axis] = sizes[name] if name in sizes else _evaluate(name, sizes)
+            shape[axis] = sizes[name] if name in sizes else length_at(name, sizes)
         except KeyError as missing:
             raise UsageError(
                 "a dynamic dim has no size",
@@ -302,7 +299,7 @@ def sizes_in(model: ir.Model, example: Mapping[str, np.ndarray]) -> dict[str, in
         if axis < example[name].ndim
     }
     for dim, size in list(found.items()):
-        unknown = {part for part in _names_in(dim) if part not in found}
+        unknown = {part for part in names_in(dim) if part not in found}
         if len(unknown) == 1:
             found |= _solved(dim, unknown.pop(), size, found)
     return found
@@ -311,11 +308,11 @@ def sizes_in(model: ir.Model, example: Mapping[str, np.ndarray]) -> dict[str, in
 def _solved(dim: str, name: str, size: int, sizes: Mapping[str, int]) -> dict[str, int]:
     """``name`` -> the number at which ``dim`` is ``size``, where it grows evenly with it."""
     try:
-        zero, one = (_evaluate(dim, {**sizes, name: n}) for n in (0, 1))
+        zero, one = (length_at(dim, {**sizes, name: n}) for n in (0, 1))
     except KeyError:  # it has no size at 0, as 64//n has none
         return {}
     number = (size - zero) // (one - zero) if one != zero else -1
-    fits = number >= 0 and _evaluate(dim, {**sizes, name: number}) == size
+    fits = number >= 0 and length_at(dim, {**sizes, name: number}) == size
     return {name: number} if fits else {}
 
 
@@ -332,42 +329,3 @@ def _named_dims(value: ir.Value) -> Iterable[tuple[int, str]]:
 def _is_fixed(dim: int | ir.SymbolicDim) -> TypeGuard[int]:
     """A negative number is how PyTorch's and TensorFlow's older exporters, and runtimes, write a dynamic dim."""
     return isinstance(dim, int) and dim >= 0
-
-
-def _names_in(dim: str) -> list[str]:
-    """The names in a dim such as ``past + seq``; the dim itself where it is no such expression."""
-    if len(dim) > _LONGEST_DIM:
-        return [dim]
-    try:
-        tree = ast.parse(dim, mode="eval")
-    except (SyntaxError, ValueError):  # ValueError: NUL, in some versions of Python
-        return [dim]
-    known = (ast.Expression, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Constant, ast.Name, ast.Load)
-    if not all(isinstance(node, known) for node in ast.walk(tree)):
-        return [dim]
-    return [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)] or [dim]
-
-
-def _evaluate(dim: str, sizes: Mapping[str, int]) -> int:
-    """The size of ``past + seq``; a KeyError names what is missing."""
-    if _names_in(dim) == [dim]:
-        return sizes[dim]
-
-    def size(node: ast.expr) -> int:
-        if isinstance(node, ast.Name):
-            return sizes[node.id]
-        if isinstance(node, ast.Constant) and isinstance(node.value, int):
-            return node.value
-        if isinstance(node, ast.BinOp):
-            left, right = size(node.left), size(node.right)
-            if isinstance(node.op, ast.Add):
-                return left + right
-            if isinstance(node.op, ast.Sub):
-                return left - right
-            if isinstance(node.op, ast.Mult):
-                return left * right
-            if right:
-                return left // right
-        raise KeyError(dim)
-
-    return size(ast.parse(dim, mode="eval").body)

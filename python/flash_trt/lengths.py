@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the text of a dim says of its length: ``2*n - 1`` of ``n``, read as it is when inputs are drawn.
 
-There is one such reader, ``flash_export.draw``'s: a size that is settled under another name than it draws by is lost.
+There is one such reader, ``flash_export.dim_texts``: a size settled under another name than it draws by is lost.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Mapping
 
-from flash_export import draw
+from flash_export import dim_texts
 from flash_trt.onnx_file import GraphInput
 
 LARGEST_DIM = 2**31 - 1
@@ -23,8 +22,6 @@ _TRIED_ONE_BY_ONE = 1024
 
 _LONGEST_TRIED = 80
 """Characters of a dim for which that is quick; nobody writes longer ones by hand."""
-
-_HYPHENED = re.compile(r"[A-Za-z_]\w*(-[A-Za-z_]\w*)+")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,7 +41,7 @@ class Length:
         if self.is_name:
             return sizes.get(self.text)
         try:
-            return draw._evaluate(self.text, sizes)
+            return dim_texts.length_at(self.text, sizes)
         except KeyError:
             return None
 
@@ -84,8 +81,8 @@ def _first(least: int, holds: Callable[[int], bool]) -> int:
 
 
 def read(text: str) -> Length:
-    """The length that ``text`` spells. A word such as ``seq-len`` is a name: PyTorch puts spaces around a minus."""
-    return unnamed(text) if _HYPHENED.fullmatch(text) else Length(text, tuple(sorted(set(draw._names_in(text)))))
+    """The length that ``text`` spells."""
+    return Length(text, tuple(sorted(set(dim_texts.names_in(text)))))
 
 
 def unnamed(text: str) -> Length:

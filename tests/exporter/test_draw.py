@@ -10,7 +10,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from flash_export import nudge
+from flash_export import dim_texts, nudge
 from flash_export.dims import Dim
 from flash_export.draw import PADDINGS, _solved, draw_inputs, draw_mask, dynamic_dims, sizes_in, sizes_to_try
 from flash_export.errors import UsageError
@@ -345,3 +345,10 @@ def test_a_quotient_of_a_dimension_is_not_solved_for_it() -> None:
     """It has no size at 0, by which one that grows evenly with its dimension is solved."""
     assert _solved("64//n", "n", 8, {}) == {}
     assert _solved("4*n", "n", 8, {}) == {"n": 2}
+
+
+def test_a_word_with_a_hyphen_is_a_name_and_a_minus_between_spaces_is_none() -> None:
+    assert dim_texts.names_in("seq-len") == ["seq-len"]
+    assert dim_texts.names_in("2*seq - len") == ["seq", "len"]
+    assert dim_texts.length_at("seq-len", {"seq-len": 7}) == 7
+    assert dim_texts.length_at("2*n - 1", {"n": 4}) == 7

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from flash_export import draw
+from flash_export import dim_texts
 from flash_export.errors import EXIT_OK, EXIT_USAGE, UsageError
 from flash_trt import onnx_file, shape_agreement, tensor_files
 from flash_trt.compare_inputs import InputOptions, plan_runs
@@ -47,8 +47,8 @@ def test_a_size_tells_the_name_in_an_expression(dim: str, size: int, span: tuple
 def test_a_long_dim_is_not_asked_for_number_after_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer takes long where a stranger wrote hundreds of factors."""
     asked: list[int] = []
-    evaluate = draw._evaluate
-    monkeypatch.setattr(draw, "_evaluate", lambda dim, sizes: asked.append(1) or evaluate(dim, sizes))
+    length_at = dim_texts.length_at
+    monkeypatch.setattr(dim_texts, "length_at", lambda dim, sizes: asked.append(1) or length_at(dim, sizes))
     assert read("*".join("s" * 249)).solutions("s", 7, {}) is None
     assert len(asked) < 100
 
