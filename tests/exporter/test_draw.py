@@ -349,6 +349,6 @@ def test_a_quotient_of_a_dimension_is_not_solved_for_it() -> None:
 
 def test_a_word_with_a_hyphen_is_a_name_and_a_minus_between_spaces_is_none() -> None:
     assert dim_texts.names_in("seq-len") == ["seq-len"]
-    assert dim_texts.names_in("2*seq - len") == ["seq", "len"]
+    assert set(dim_texts.names_in("2*seq - len")) == {"seq", "len"}
     assert dim_texts.length_at("seq-len", {"seq-len": 7}) == 7
     assert dim_texts.length_at("2*n - 1", {"n": 4}) == 7
