@@ -121,6 +121,8 @@ def _contents_negative(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | None:
 
 
 def _contents_binary(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | None:
+    if len(node.inputs) != 2:  # Max takes any number
+        return None
     a, b = _array(s, node.inputs[0]), _array(s, node.inputs[1])
     if a is None or b is None:
         return None
@@ -136,6 +138,8 @@ def _arithmetic(s: Shapes, op: str, x: Dim, y: Dim) -> Dim | None:
         return s.length(x + y if op == "Add" else x - y)
     if op == "Mul":
         return x * y
+    if op == "Max":
+        return _larger(x, y)
     if op == "Equal":
         # A length is never negative, so a symbol differs from -1.
         if x.static is None and y.static is None:
@@ -156,6 +160,14 @@ def _arithmetic(s: Shapes, op: str, x: Dim, y: Dim) -> Dim | None:
     # Rounded down and towards zero are one for lengths, and for what is left of a length behind a kernel.
     grows = all(c > 0 for m, c in x.terms.items() if m)
     return s.quotient(x, b) if exact is None and b is not None and b > 0 and grows else exact
+
+
+def _larger(x: Dim, y: Dim) -> Dim | None:
+    """The larger of two numbers. A name is taken for a length of 1 or more, as wherever lengths are broadcast."""
+    if x.static is not None and y.static is not None:
+        return Dim.of(max(x.static, y.static))
+    dim, number = (x, y.static) if x.static is None else (y, x.static)
+    return dim if number is not None and number <= 1 and all(c > 0 for c in dim.terms.values()) else None
 
 
 def _contents_where(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | None:
@@ -188,7 +200,7 @@ _CONTENTS_RULES: dict[str, Callable[[Shapes, ir.Node], tuple[Dim, ...] | None]] 
     "Gather": _contents_gather,
     "Slice": _contents_slice,
     "Concat": _contents_concat,
-    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Mod", "Equal"), _contents_binary),
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Mod", "Max", "Equal"), _contents_binary),
     "Where": _contents_where,
     "ConstantOfShape": _contents_constant_of_shape,
 }

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from flash_export.dims import ONE
 from flash_export.layout import Axes, Axis, Chain, leaves, size_of
 from flash_export.region import Region
 
@@ -37,6 +36,7 @@ def over_whole(
     if not any(lacks):
         return None
     one = region.drafts.numbers(1)
+    sources = [*sources, Chain([value], [], [own[len(own) - len(region.shapes.shape(value) or own) :]], [], [])]
     lengths = []
     for axis, lack in zip(scores, lacks, strict=True):
         length = _length(leaves(axis), sources, region) if lack else one
@@ -49,18 +49,41 @@ def over_whole(
 
 
 def _length(axis: Axis, sources: Sequence[Chain], region: Region) -> ir.Value | None:
-    """The length of ``axis`` as a vector of one number: of a tensor's axis that is as long, times known numbers."""
-    static = size_of(axis).static
-    if static is not None:
-        return region.drafts.numbers(static)
+    """The length of ``axis`` as a vector of one number: that of a tensor's axis, by that of all else in this."""
+    drafts = region.drafts
+    found = _known_length(axis, sources, region)
+    if found is not None:
+        return found
     wanted = {id(a) for a in axis}
     for chain in sources:
         for value, axes in zip(chain.values, chain.axes, strict=True):
             for at, candidate in enumerate(axes):
                 others = [a for a in leaves(candidate) if id(a) not in wanted]
-                if len(leaves(candidate)) - len(others) == len(axis) and size_of(others).static is not None:
-                    length = region.drafts.slice(region.drafts.op("Shape", value), 0, at, at + 1)
-                    whole = size_of(others)
-                    number = region.drafts.numbers(whole.static or 1)
-                    return length if whole == ONE else region.drafts.op("Div", length, number)
+                rest = (
+                    _known_length(others, sources, region)
+                    if len(leaves(candidate)) == len(axis) + len(others)
+                    else None
+                )
+                if rest is not None:
+                    # Of nothing, an integer division by 0 would end the process.
+                    return drafts.op("Div", drafts.slice(drafts.op("Shape", value), 0, at, at + 1), _some(rest, region))
     return None
+
+
+def _known_length(axis: Axis, sources: Sequence[Chain], region: Region) -> ir.Value | None:
+    """The length of ``axis`` where it is a number, or that of an axis of a tensor."""
+    drafts, static = region.drafts, size_of(axis).static
+    if static is not None:
+        return drafts.numbers(static)
+    wanted = [id(a) for a in axis]
+    for chain in sources:
+        for value, axes in zip(chain.values, chain.axes, strict=True):
+            for at, candidate in enumerate(axes):
+                if [id(a) for a in leaves(candidate)] == wanted:
+                    return drafts.slice(drafts.op("Shape", value), 0, at, at + 1)
+    return None
+
+
+def _some(length: ir.Value, region: Region) -> ir.Value:
+    """``length`` where it is 1 or more, else 1; a known one as it is."""
+    return length if length.const_value is not None else region.drafts.op("Max", length, region.drafts.numbers(1))

@@ -38,6 +38,7 @@ TAKEN = {
     "below_itself": "y = Concat <axis = -2> (m, m)",
     "plus_a_row": "r = Gather <axis = 0> (m, first)\n y = Add (m, r)",
     "chosen": "r = Gather <axis = 0> (m, first)\n c = Equal (zero, zero)\n y = Where (c, m, r)",
+    "at_least_one": "y = Max (s, one)",
     "a_rest": "y = Mod (six, five)",
 }
 
@@ -73,9 +74,11 @@ def test_contents_are_what_onnx_runtime_computes(body: str) -> None:
         "y = Concat <axis = 4> (m, m)",
         "y = Add (m, square_long)",
         "y = Mod <fmod = 1> (m, five)",
+        "y = Max (s, one, far)",
+        "y = Max (n, one)",
     ],
 )
-def test_what_onnx_runtime_would_refuse_has_no_contents(body: str) -> None:
+def test_what_onnx_runtime_would_refuse_or_is_not_known_has_no_contents(body: str) -> None:
     text = '<ir_version: 9, opset_import: ["" : 18]>\nmain (float[A, B, C] x) => (int64 y)\n'
     text += f"<{CONSTANTS}, int64[3] square_long = {{1, 2, 3}}>\n{{\n{SIX}{body}\n}}\n"
     graph = ir.from_proto(onnx.parser.parse_model(text)).graph

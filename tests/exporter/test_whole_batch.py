@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from exporter import graphs
+from exporter.torch_exports import run
 
 from flash_export import pipeline
 from flash_export.options import Options
@@ -60,6 +62,39 @@ def test_a_mask_of_each_window_is_expanded_over_the_images(mask: str, split: str
     graph = onnx.load(tmp_path / "out.onnx").graph
     read = {name for node in graph.node for name in node.input} | {v.name for v in graph.output}
     assert all(set(node.output) & read or node.domain for node in graph.node)  # nothing is left that nobody reads
+
+
+MERGED = "".join(
+    f"{n}m = Reshape ({n}, tokens)\n {n}a = Sigmoid ({n}m)\n {n}s = Reshape ({n}a, split)\n"
+    f" {n}w = Transpose <perm = [0, 2, 1, 3]> ({n}s)\n"
+    for n in "qkv"
+)
+ANY_WINDOWS = (
+    "qd = Shape <start = 0, end = 2> (q)\n tail = Slice (images, at2, at5, ax0)\n"
+    "images_now = Concat <axis = 0> (qd, tail)\n"
+)
+
+
+@pytest.mark.parametrize("sizes", [(2, 6), (3, 1), (1, 4), (0, 4), (2, 0)])
+def test_images_and_windows_may_both_be_any_number(tmp_path: Path, sizes: tuple[int, int]) -> None:
+    """The number of images is that of all windows by that of an image's, which the mask alone tells."""
+    scores = SCORES.replace("Reshape (related, images)", "Reshape (related, images_now)")
+    proto = graphs.model(
+        ANY_WINDOWS + MERGED + scores + MASKS["one added"] + REST,
+        inputs=f"{INPUTS.replace('B, 4', 'B, W')}, float[1, W, 1, 6, 6] m, float[1, 3, 6, 6] relative",
+        outputs="float[N, 3, 6, 8] out",
+        constants=CONSTANTS + ", int64[1] at2 = {2}, int64[1] at5 = {5}",
+    )
+    fused, sites = graphs.fuse(proto)
+    assert graphs.only(sites).status == "fused", graphs.only(sites).reason
+    random = np.random.default_rng(0)
+    shapes = [(*sizes, 3, 6, 8)] * 3 + [(1, sizes[1], 1, 6, 6), (1, 3, 6, 6)]
+    arrays = [random.standard_normal(shape, np.float32) for shape in shapes]
+    if 0 in sizes:
+        assert run(fused.SerializeToString(), arrays)[0].size == 0
+        return
+    right, got = graphs.both(proto, fused, arrays)
+    np.testing.assert_allclose(got, right, atol=2e-6, rtol=0)
 
 
 def test_a_mask_of_the_whole_batch_is_handed_over_as_it_is(tmp_path: Path) -> None:
