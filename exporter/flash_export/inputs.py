@@ -90,8 +90,9 @@ def _parse_dim(field: str, text: str) -> int | Dim:
     match = re.fullmatch(r"([0-9]+)\.\.([0-9]+)?", limits)
     if match is None:
         raise _wrong("a range cannot be read", text, f"{limits!r}", "LOW..HIGH, or LOW.. for no upper end")
-    low, high = int(match[1]), int(match[2]) if match[2] else None
-    if low < 1 or (high is not None and (high < low or high > MAX_DIM)):
+    # PyTorch traces 1 at the least, and with it nothing at all: an empty past is inside of both.
+    low, high = max(int(match[1]), 1), int(match[2]) if match[2] else None
+    if low > MAX_DIM or (high is not None and (high < low or high > MAX_DIM)):
         raise _wrong("a range is empty or too large", text, f"{limits!r}", f"1 <= LOW <= HIGH <= {MAX_DIM}")
     return low if low == high else Dim(name, low, high)
 

@@ -184,7 +184,8 @@ def _refuse_same_file(options: CompareOptions) -> None:
             where=f"{options.fused} and {options.reference}",
             got="the same content twice",
             need="REFERENCE to be the independent unfused model",
-            do="give the NAME.flash.unfused.onnx that flash-export writes beside its output",
+            do="give the NAME.flash.unfused.onnx that flash-export writes beside its output; where the two are alike, "
+            "every attention was refused, and its report.json says why",
         )
 
 

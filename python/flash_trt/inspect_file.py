@@ -175,7 +175,9 @@ def _onnx_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [(f"input {name}", dims) for name, dims in found["inputs"].items()]
     rows += [("works with", _spell(found["dims"]))] if found["dims"] else []
     rows += [("outputs", ", ".join(found["outputs"])), ("opsets", _spell(found["opsets"]))]
-    rows.append(("function bodies", ", ".join(found["bodies"]) or "none: ONNX Runtime needs a library for the nodes"))
+    if found["nodes"]:
+        bodies = ", ".join(found["bodies"])
+        rows.append(("function bodies", bodies or "none: ONNX Runtime needs a library for the nodes"))
     return rows + ([(node["name"], _describe(node)) for node in found["nodes"]] or [("FlashAttention", "no node")])
 
 

@@ -235,7 +235,8 @@ class Settled:
 def _clamped(triple: Triple, limits: tuple[int, int] | None) -> Triple:
     if limits is None:
         return triple
-    smallest, usual, largest = (min(max(size, limits[0]), limits[1]) for size in triple)
+    low = limits[0] if limits[0] > 1 else 0  # the least that PyTorch traces is 1, and says nothing of an empty past
+    smallest, usual, largest = (min(max(size, low), limits[1]) for size in triple)
     return smallest, usual, largest
 
 

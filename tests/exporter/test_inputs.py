@@ -41,7 +41,7 @@ def test_a_range_given_once_holds_wherever_the_name_stands() -> None:
         ("x:float32:2,,3", "a dimension cannot be read"),
         ("x:float32:seq=a..b", "a range cannot be read"),
         ("x:float32:seq=9..3", "a range is empty or too large"),
-        ("x:float32:seq=0..3", "a range is empty or too large"),
+        ("x:float32:seq=0..0", "a range is empty or too large"),
         ("x:float32:99999999999", "a dimension is too large"),
         ("x:float32:1,1,1,1,1,1,1,1,1", "an input has too many dimensions"),
     ],
@@ -51,6 +51,11 @@ def test_a_mistake_is_named_with_the_text_it_is_in(text: str, what: str) -> None
         parse_inputs([text])
     assert error.value.what == what
     assert text in error.value.where
+
+
+def test_a_range_that_begins_at_0_begins_at_the_least_that_pytorch_traces() -> None:
+    (spec,) = parse_inputs(["past:float32:batch,past=0..512,8"])
+    assert spec.dims == (Dim("batch"), Dim("past", 1, 512), 8)
 
 
 def test_an_input_given_twice_is_refused() -> None:

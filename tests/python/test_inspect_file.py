@@ -90,6 +90,15 @@ def test_what_is_no_engine_sidecar_or_model_ends_with_2(tmp_path: Path, flash_tr
         assert flash_trt("inspect", tmp_path / name) == EXIT_USAGE
 
 
+def test_a_model_without_a_node_needs_no_library(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert flash_trt("inspect", unfused(tmp_path / "u.onnx")) == EXIT_OK
+    told = capsys.readouterr().out
+    assert "no node" in told
+    assert "library" not in told
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

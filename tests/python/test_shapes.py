@@ -74,7 +74,8 @@ def test_a_default_stays_within_what_the_model_says() -> None:
 def test_a_past_may_be_empty_by_default() -> None:
     past = GraphInput("key", 1, ("batch", 2, "past_sequence_length", 16))
     assert plan_profile([past], []).chosen["past_sequence_length"] == (0, 128, 512)
-    assert plan_profile([past], [], {"past_sequence_length": (1, 60)}).chosen["past_sequence_length"] == (1, 60, 60)
+    assert plan_profile([past], [], {"past_sequence_length": (1, 60)}).chosen["past_sequence_length"] == (0, 60, 60)
+    assert plan_profile([past], [], {"past_sequence_length": (2, 60)}).chosen["past_sequence_length"] == (2, 60, 60)
 
 
 def test_a_length_with_which_the_model_does_not_work_is_refused() -> None:
