@@ -40,9 +40,16 @@ def shape_contents(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | None:
 
 
 def _contents_same(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | None:
-    if node.op_type == "Cast" and g.int_attribute(node, "to", 7) not in (6, 7, 9):
-        return None
     return s.contents(node.inputs[0])
+
+
+def _contents_cast(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | None:
+    to, contents = ir.DataType(g.int_attribute(node, "to", 7)), s.contents(node.inputs[0])
+    if to in (ir.DataType.INT32, ir.DataType.INT64) or contents is None:
+        return contents
+    if to != ir.DataType.BOOL or any(d.static is None for d in contents):
+        return None
+    return tuple(Dim.of(int(d != Dim.of(0))) for d in contents)
 
 
 def _array(s: Shapes, value: ir.Value | None) -> np.ndarray | None:
@@ -84,8 +91,21 @@ def _contents_slice(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | None:
     numbers = [b[0].static for b in bounds if b is not None]
     if None in numbers:
         return None
-    start, end, axis, step = (numbers + [0, 1][len(numbers) - 2 :])[:4]
-    return _flat(np.moveaxis(np.moveaxis(data, axis or 0, 0)[start:end:step], 0, axis or 0))
+    start, end, axis, step = ([n for n in numbers if n is not None] + [0, 1][len(numbers) - 2 :])[:4]
+    places = places_of_slice(data.shape[axis], start, end, step)
+    return None if places is None else _flat(np.take(data, np.array(places, np.int64), axis))
+
+
+def places_of_slice(length: int, start: int, end: int, step: int) -> range | None:
+    """The places that a Slice takes of an axis; None where runtimes differ, as of one backward to past the end.
+
+    Source: the ONNX operator's own text on how start and end are clamped, which is not NumPy's for a negative step.
+    """
+    if not step or (step < 0 and end >= 2**31 - 1):
+        return None
+    start, end = (place + length if place < 0 else place for place in (start, end))
+    least, most = (0, length) if step > 0 else (-1, length - 1)
+    return range(min(max(start, 0), most), min(max(end, least), most), step)
 
 
 def _contents_transpose(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | None:
@@ -141,12 +161,12 @@ def _arithmetic(s: Shapes, op: str, x: Dim, y: Dim) -> Dim | None:
     if op == "Max":
         return _larger(x, y)
     if op == "Equal":
-        # A length is never negative, so a symbol differs from -1.
         if x.static is None and y.static is None:
             return ONE if x == y else None
         if x.static is None or y.static is None:
-            number = y.static if x.static is None else x.static
-            return Dim.of(0) if number is not None and number < 0 else None
+            dim, number = (x, y.static) if x.static is None else (y, x.static)
+            # A length is never negative, so a symbol differs from -1.
+            return Dim.of(0) if number is not None and number < 0 and all(c > 0 for c in dim.terms.values()) else None
         return Dim.of(int(x == y))
     a, b = x.static, y.static
     if a is not None and b:
@@ -194,7 +214,8 @@ def _contents_constant_of_shape(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | N
 
 _CONTENTS_RULES: dict[str, Callable[[Shapes, ir.Node], tuple[Dim, ...] | None]] = {
     "Shape": shape_contents,
-    **dict.fromkeys(("Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape"), _contents_same),
+    **dict.fromkeys(("Identity", "Unsqueeze", "Squeeze", "Reshape"), _contents_same),
+    "Cast": _contents_cast,
     "Neg": _contents_negative,
     "Transpose": _contents_transpose,
     "Gather": _contents_gather,

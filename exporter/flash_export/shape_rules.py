@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from flash_export import einsum
 from flash_export import graph as g
-from flash_export.contents_rules import shape_contents
+from flash_export.contents_rules import places_of_slice, shape_contents
 from flash_export.dims import ONE, Dim, Shape
 from flash_export.window_shapes import WINDOW_RULES
 
@@ -196,7 +196,8 @@ def _slice(s: Shapes, node: ir.Node) -> list[Shape | None]:
 def _sliced(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim | None:
     first, last, stride = start.static, end.static, step.static
     if dim.static is not None and first is not None and last is not None and stride is not None:
-        return Dim.of(len(range(dim.static)[first:last:stride]))
+        places = places_of_slice(dim.static, first, last, stride)
+        return None if places is None else Dim.of(len(places))
     if stride == 1 and first == 0 and last is not None and last >= 2**31 - 1:
         return dim
     if stride == 1 and first == 0 and last is None:

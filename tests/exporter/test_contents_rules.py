@@ -19,7 +19,7 @@ CONSTANTS = (
     "int64[2] table = {3, 2}, int64[1] minus = {-1}, int64 first = {0}, int64 last = {-1}, "
     "int64[2] picked = {2, -2}, int64[2,1] column = {1, 0}, int64[1] zero = {0}, int64[1] one = {1}, "
     "int64[1] least = {-9223372036854775807}, int64[1] most = {9223372036854775807}, int64 five = {5}, "
-    "int64[1] far = {7}"
+    "int64[1] far = {7}, int64[1] long_before = {-100}"
 )
 SIX = "s = Shape (x)\n n = Neg (s)\n six = Concat <axis = 0> (s, n)\n m = Reshape (six, table)\n "
 """``m`` holds [[A, B], [C, -A], [-B, -C]]."""
@@ -33,6 +33,9 @@ TAKEN = {
     "a_column": "y = Slice (m, minus, most, one)",
     "rows_from_the_end": "y = Slice (m, minus, least, zero, minus)",
     "columns_from_the_end": "y = Slice (m, minus, least, one, minus)",
+    "backward_from_before_the_first": "y = Slice (m, long_before, long_before, one, minus)",
+    "forward_from_before_the_first": "y = Slice (m, long_before, minus, zero, one)",
+    "a_truth": "seven = Reshape (far, minus)\n t = Cast <to = 9> (seven)\n y = Cast <to = 7> (t)",
     "turned": "y = Transpose (m)",
     "beside_itself": "y = Concat <axis = 1> (m, m)",
     "below_itself": "y = Concat <axis = -2> (m, m)",
@@ -76,6 +79,9 @@ def test_contents_are_what_onnx_runtime_computes(body: str) -> None:
         "y = Mod <fmod = 1> (m, five)",
         "y = Max (s, one, far)",
         "y = Max (n, one)",
+        "y = Slice (m, minus, most, one, minus)",
+        "eight = Neg (far)\n y = Equal (n, eight)",
+        "y = Cast <to = 9> (s)",
     ],
 )
 def test_what_onnx_runtime_would_refuse_or_is_not_known_has_no_contents(body: str) -> None:
