@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from flash_export import nudge
 from flash_export.accept import Noise
-from flash_export.runtime import AnySession, open_float64, open_session
+from flash_export.runtime import AnySession, CannotRun, open_float64, open_session
 from flash_export.trials import Trial, weight_bytes
 from flash_export.twin import NoTwin
 
@@ -39,7 +39,9 @@ def measure(
     numbers: Collection[str],
     nudges: Iterable[int],
 ) -> list[list[Noise]]:
-    """The rounding of each output at each of ``nudges``.
+    """The rounding of each output at each of ``nudges`` at which the model runs.
+
+    One that goes another way on numbers a hair off, as by a router's choice, may fail there, or give other shapes.
 
     Args:
         base: the unfused model with ``nudge.add_nudge`` in float32; ``wide`` in float64.
@@ -48,8 +50,12 @@ def measure(
     measured = []
     for k in nudges:
         feeds = nudge.feeds(trial.feeds, numbers, k)
-        pairs = zip(base.run(feeds, outputs), wide.run(feeds, outputs), strict=True)
-        measured.append([Noise.between(b, r) for b, r in pairs])
+        try:
+            pairs = list(zip(base.run(feeds, outputs), wide.run(feeds, outputs), strict=True))
+        except CannotRun:
+            continue
+        if all(b.shape == r.shape for b, r in pairs):
+            measured.append([Noise.between(b, r) for b, r in pairs])
     return measured
 
 
@@ -58,4 +64,4 @@ def measure_more(nudged: ir.Model, trials: Sequence[Trial], numbers: Collection[
     base, wide = open_session(nudged, folder), open_float64(nudged, folder)
     names = [v.name or "" for v in nudged.graph.outputs]
     measured = [noises for trial in trials for noises in measure(base, wide, trial, names, numbers, _MORE)]
-    return [Noise.pooled(column) for column in zip(*measured, strict=True)]
+    return [Noise.pooled(noises[i] for noises in measured) for i in range(len(names))]

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 
-from flash_export import accept, check_model
+from flash_export import accept, check_model, model_noise
 from flash_export.accept import Noise
 from flash_export.check_model import Expected, ModelRun
+from flash_export.runtime import CannotRun
 from flash_export.trials import Trial
 
 TEXT = """<ir_version: 9, opset_import: ["": 18]> g (float[n] x) => (float[n] y) { s = Exp (x) y = Log (s) }"""
@@ -51,3 +53,31 @@ def test_a_small_model_is_measured_beforehand_and_has_nothing_to_measure_again(
     (once,), (more,) = large.noise, large.measure_more()
     assert 0 < more.maximum < 1e-5
     assert more != once
+
+
+class Router:
+    """Fails on every second run, as a model does whose Split no longer fits what a router chose."""
+
+    def __init__(self, shapes: list[int]) -> None:
+        self._shapes, self._runs = shapes, 0
+
+    def run(self, feeds: object, outputs: Sequence[str] | None = None) -> list[np.ndarray]:
+        self._runs += 1
+        if self._runs % 2 == 0:
+            raise CannotRun("Split does not fit")
+        return [np.full(self._shapes[self._runs % len(self._shapes)], 1 + 1e-6 * self._runs)]
+
+
+def test_a_model_that_fails_on_numbers_a_hair_off_is_measured_by_the_others() -> None:
+    trial = Trial("one", {"x": np.ones(5, np.float32)})
+    steady, router = Router([5]), Router([5])
+    steady._runs = -1000
+    found = model_noise.measure(router, steady, trial, ["y"], ["x"], range(4))  # type: ignore[arg-type]
+    assert 0 < len(found) < 4
+    assert not model_noise.measure(Router([4, 4]), Router([5]), trial, ["y"], ["x"], range(1))  # type: ignore[arg-type]
+
+
+def test_nothing_is_added_where_no_nudge_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_noise, "measure", lambda *_: [])
+    trial = Trial("one", {"x": np.ones(5, np.float32)})
+    assert model_noise.measure_more(ir.from_onnx_text(TEXT), [trial], ["x"], tmp_path) == [Noise(0.0, 0.0)]
