@@ -170,8 +170,9 @@ def _arithmetic(s: Shapes, op: str, x: Dim, y: Dim) -> Dim | None:
         return Dim.of(int(x == y))
     a, b = x.static, y.static
     if a is not None and b:
-        # ONNX integer division truncates towards zero.
-        return Dim.of(int(a / b)) if op == "Div" else Dim.of(a % b) if b > 0 else None
+        if op == "Div":  # ONNX truncates towards zero
+            return Dim.of(abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1))
+        return Dim.of(a % b) if b > 0 else None
     if op == "Mod" and b is not None and b > 0:
         return s.length(x - s.quotient(x, b) * y)  # of the divisor's sign, whatever that of a length
     if op != "Div" or b == 0:
@@ -207,7 +208,7 @@ def _contents_constant_of_shape(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | N
         return None
     attribute = node.attributes.get("value")
     array = np.zeros(1) if attribute is None else g.tensor_of(attribute).numpy()
-    if array.dtype.kind not in "iub":
+    if array.dtype.kind not in "iub" or array.size != 1:
         return None
     return (Dim.of(int(array.reshape(-1)[0])),) * target[0].static
 

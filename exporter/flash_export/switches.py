@@ -266,7 +266,10 @@ class _Search:
 
     def _difference(self, one: ir.Value, other: ir.Value | None, sizes: Mapping[str, int]) -> np.ndarray:
         left = self._evaluator.evaluate(one, sizes).astype(np.float64)
-        return left if other is None else left - self._evaluator.evaluate(other, sizes).astype(np.float64)
+        found = left if other is None else left - self._evaluator.evaluate(other, sizes).astype(np.float64)
+        if found.size == 0:
+            raise _Unprovable  # where it has no numbers, nothing is seen of those that it has at other sizes
+        return found
 
     def _slopes(self, one: ir.Value, other: ir.Value | None) -> list[float]:
         """What the difference gains by one step of each direction, the same in every element that both sizes have."""

@@ -21,6 +21,9 @@ from flash_export.op import DOMAIN, OPERATORS, VERSION
 from flash_export.save_commit import finish_interrupted
 from flash_trt import file_kinds
 
+PROVIDER_DOMAIN = "trt.plugins"
+"""Where ONNX Runtime's TensorRT provider keeps the operators that it makes of plugins."""
+
 AttributeValue = int | float | str
 _Bound = dict[str, onnx.AttributeProto]
 """A called function's attributes: its own name for each -> what the call hands over, or else the default."""
@@ -164,7 +167,7 @@ def _require_onnx(path: Path) -> None:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise _unreadable(path, "not a regular file")
-        _refuse_other_kinds(path)
+        file_kinds.require_onnx(path)
         _refuse_cut_engine(path)
     except FileNotFoundError as error:
         raise UsageError(
@@ -182,6 +185,7 @@ def _require_known_nodes(path: Path, proto: onnx.ModelProto) -> None:
     _require_known_version(path, proto)
     _require_known_operators(path, proto)
     _require_no_overloads(path, proto)
+    _require_no_servers_copy(path, proto)
 
 
 def _require_known_version(path: Path, proto: onnx.ModelProto) -> None:
@@ -229,29 +233,21 @@ def _require_no_overloads(path: Path, proto: onnx.ModelProto) -> None:
             )
 
 
+def _require_no_servers_copy(path: Path, proto: onnx.ModelProto) -> None:
+    """What flash-trt triton gives a server for its GPU has no bodies, and would count as a model without a node."""
+    for node in _nodes_everywhere(proto):
+        if node.domain == PROVIDER_DOMAIN and node.op_type in OPERATORS:
+            raise UsageError(
+                "this is a server's copy of a fused model, which only ONNX Runtime's TensorRT provider runs",
+                where=f'{path}, node "{node.name or ", ".join(node.output)}"',
+                got=f"{node.op_type} in domain {PROVIDER_DOMAIN}, without the function body that runs anywhere",
+                need=f"the fused model itself, with its nodes in domain {DOMAIN}",
+                do="give the .onnx that flash-export wrote, of which flash-trt triton made this one",
+            )
+
+
 _ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
 _MAGIC_BYTES = len(file_kinds.PLAN_MAGIC[0])
-
-_INSTEAD: dict[file_kinds.Kind, str] = {
-    "engine": "give the .onnx that it was built from; flash-trt run and flash_trt.open_engine take the engine itself",
-    "arrays": "give the model; arrays are what --inputs and --values take",
-    "array": "give the model; --inputs takes arrays with names, as numpy.savez(FILE, **{name: array}) writes them",
-    "zip": "give the model; where it lies in this archive, unpack it first",
-    "pytorch": "run flash-export on it first, which makes an .onnx of a model of PyTorch",
-    "safetensors": "run flash-export on the model's folder first, which makes an .onnx of it",
-}
-"""Another kind of file where an ONNX model is needed -> what helps."""
-
-
-def _refuse_other_kinds(path: Path) -> None:
-    if kind := file_kinds.kind_of(path):
-        raise UsageError(
-            "this is no ONNX model",
-            where=str(path),
-            got=file_kinds.SPELLED[kind],
-            need="an ONNX model, as flash-export writes it",
-            do=_INSTEAD[kind],
-        )
 
 
 def _refuse_cut_engine(path: Path) -> None:

@@ -18,9 +18,7 @@ import onnx.inliner
 
 from flash_export.errors import UnsupportedModel
 from flash_export.op import CACHE_OPERATORS, DOMAIN
-from flash_trt.onnx_file import OnnxFile
-
-PROVIDER_DOMAIN = "trt.plugins"
+from flash_trt.onnx_file import PROVIDER_DOMAIN, OnnxFile
 
 _Types = dict[str, int]
 """Name of a value -> its ONNX element type."""

@@ -43,6 +43,8 @@ TAKEN = {
     "chosen": "r = Gather <axis = 0> (m, first)\n c = Equal (zero, zero)\n y = Where (c, m, r)",
     "at_least_one": "y = Max (s, one)",
     "a_rest": "y = Mod (six, five)",
+    "a_large_quotient": "y = Div (most, one)",
+    "a_quotient_below_zero": "y = Div (long_before, far)",
 }
 
 
@@ -82,6 +84,7 @@ def test_contents_are_what_onnx_runtime_computes(body: str) -> None:
         "y = Slice (m, minus, most, one, minus)",
         "eight = Neg (far)\n y = Equal (n, eight)",
         "y = Cast <to = 9> (s)",
+        "y = ConstantOfShape <value = int64[0] {}> (one)",
     ],
 )
 def test_what_onnx_runtime_would_refuse_or_is_not_known_has_no_contents(body: str) -> None:

@@ -140,3 +140,21 @@ def test_a_condition_that_no_length_meets_changes_nothing(name: str) -> None:
     assert site.attributes is not None
     assert site.attributes.causal_kind == "top_left"
     assert site.bias_shape is None
+
+
+def test_a_comparison_without_numbers_at_the_sizes_tried_proves_nothing() -> None:
+    """Keys from the 1000th on are compared in another way; where a mask is read, there are none."""
+    proto = attention(
+        "first = Slice (j, i0s, many, last)\n later = Slice (j, many, most, last)\n a = LessOrEqual (first, i)\n"
+        " b = Less (later, i)\n keep = Concat <axis = -1> (a, b)\n masked = Where (keep, scaled, hidden)",
+        constants=graphs.CONSTANTS
+        + ", int64[1] i0s = {0}, int64[1] many = {1000}, int64[1] most = {9999}, int64[1] last = {-1}",
+    )
+    fused, sites = fuse(proto)
+    site = only(sites)
+    assert site.status == "fused"
+    assert site.attributes is not None
+    assert site.attributes.causal_kind == "none"
+    for rows, columns in ((5, 7), (1010, 1010)):
+        expected, got = both(proto, fused, numbers({"B": 1, "S": rows, "T": columns}))
+        np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)

@@ -26,7 +26,8 @@ from flash_export.op import DOMAIN, Attributes
 from flash_trt import backends, onnx_file
 from flash_trt.backends import Backend
 from flash_trt.build import plugin_layers
-from flash_trt.tensorrt_provider import PROVIDER_DOMAIN, provider_model
+from flash_trt.onnx_file import PROVIDER_DOMAIN
+from flash_trt.tensorrt_provider import provider_model
 
 
 @pytest.fixture(scope="module")

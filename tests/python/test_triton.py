@@ -99,6 +99,17 @@ def test_an_onnx_file_on_the_gpu_has_its_nodes_where_the_provider_finds_plugins_
     assert "no --shape" in told.err
 
 
+@pytest.mark.parametrize("command", ["inspect", "run", "bench", "build"])
+def test_the_servers_copy_is_refused_where_the_fused_model_is_needed(
+    tmp_path: Path, flash_trt: Command, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert flash_trt("triton", tmp_path / "models", fused(tmp_path / "m.onnx")) == EXIT_OK
+    assert flash_trt(command, tmp_path / "models" / "m" / "1" / "model.onnx") == EXIT_USAGE
+    said = " ".join(capsys.readouterr().err.split())
+    assert "a server's copy of a fused model" in said
+    assert "give the .onnx that flash-export wrote" in said
+
+
 def test_shapes_and_precision_of_an_onnx_file_go_to_the_provider(
     schema: ModuleType, tmp_path: Path, flash_trt: Command
 ) -> None:
