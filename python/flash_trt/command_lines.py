@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import glob
 import itertools
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -64,7 +65,8 @@ def polygraphy(
         words += ["--preview-features", "ALIASED_PLUGIN_IO_10_03"]
     kinds = (("min", "smallest"), ("opt", "usual"), ("max", "largest"))
     for profile, (flag, attribute) in itertools.product(profiles, kinds):
-        spelled = [f"{r.name}:[{','.join(map(str, getattr(r, attribute)))}]" for r in profile.ranges]
+        # Polygraphy reads a name as a pattern of fnmatch.
+        spelled = [f"{glob.escape(r.name)}:[{','.join(map(str, getattr(r, attribute)))}]" for r in profile.ranges]
         words += [f"--trt-{flag}-shapes", *spelled] if spelled else []
     if targets:
         numbers = [target.removeprefix("sm") for target in targets]

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from onnx import helper
 from polygraphy.backend.common import invoke_from_script
-from python.attention_models import HEAD_DIM, HEADS, SCALE, flash_node, fused, unfused
+from python.attention_models import HEAD_DIM, HEADS, SCALE, flash_node, fused, renamed, unfused
 
 from flash_export import command
 from flash_export.errors import EXIT_MISSING, EXIT_OK, EXIT_USAGE, MissingHere, UsageError
@@ -47,18 +47,20 @@ def _polygraphy(*arguments: object, **environment: str) -> subprocess.CompletedP
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=variables)
 
 
+@pytest.mark.parametrize("name", ["query", "x[0]", "x*", "in?put"])
 def test_the_convert_line_that_build_prints_builds_the_same_plugins(
-    rtx: object, tmp_path: Path, flash_trt: Command
+    rtx: object, tmp_path: Path, flash_trt: Command, name: str
 ) -> None:
-    model, engine = fused(tmp_path / "a model.onnx"), tmp_path / "m.engine"
-    assert flash_trt("build", model, "-o", engine, "--target", "sm80,sm120", "--shape", SHAPES) == EXIT_OK
+    model, engine = renamed(fused(tmp_path / "a model.onnx"), name), tmp_path / "m.engine"
+    shapes = SHAPES.replace("query", name)
+    assert flash_trt("build", model, "-o", engine, "--target", "sm80,sm120", "--shape", shapes) == EXIT_OK
     line = json.loads(sidecar_path(engine).read_text())["polygraphy"]
     expected = {str(record) for record in plugin_records(engine.read_bytes())}
     engine.unlink()
     variable, python, *arguments = shlex.split(line)
-    name, _, value = variable.partition("=")
+    key, _, value = variable.partition("=")
     assert [python, *arguments[:2]] == ["python", "-m", "flash_trt.polygraphy"]
-    ran = _polygraphy(*arguments[2:], **{name: value})
+    ran = _polygraphy(*arguments[2:], **{key: value})
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "[(8, 0), (12, 0)]" in ran.stdout
     assert {str(record) for record in plugin_records(engine.read_bytes())} == expected != set()
