@@ -122,8 +122,9 @@ class Settled:
                 facts.append(_Fact(graph_input, range_, length, triple))
             elif length is not None:
                 if self.triples.setdefault(length.text, triple) != triple:
-                    said = ",".join(map(str, self.triples[length.text]))
-                    raise contradiction(range_, f"{length.text} = {said}, as another --shape says")
+                    said, by = ",".join(map(str, self.triples[length.text])), self._by.get(length.text, range_.name)
+                    one = "another dim of it" if by == range_.name else f"--shape {by}"
+                    raise contradiction(range_, f"{length.text} = {said}, as {one} says")
                 self._by.setdefault(length.text, range_.name)
                 known = self._limits.get(length.text)
                 if known and not lengths.lie_within(known, triple[0], triple[2]):

@@ -127,10 +127,11 @@ def plan_profiles(
             need="as many shapes for each input that has several: the first ones are the first profile's",
             do="give each of these inputs a --shape for each profile, or one that holds in all",
         )
-    profiles = tuple(
-        plan_profile(inputs, [mine[turn if len(mine) > 1 else 0] for mine in by_name.values()], limits)
+    sets = [
+        [mine[turn if len(mine) > 1 else 0] for mine in by_name.values()]
         for turn in range(max(counts.values(), default=1))
-    )
+    ]
+    profiles = tuple(_numbered(number, len(sets), inputs, one, limits) for number, one in enumerate(sets))
     if twice := [profile for profile in profiles if [p.ranges for p in profiles].count(profile.ranges) > 1]:
         raise UsageError(
             "two optimization profiles are the same",
@@ -140,6 +141,22 @@ def plan_profiles(
             do="give each input one --shape, or other shapes for the second profile",
         )
     return profiles
+
+
+def _numbered(
+    number: int,
+    count: int,
+    inputs: Sequence[GraphInput],
+    given: Sequence[ShapeRange],
+    limits: Mapping[str, tuple[int, int]] | None,
+) -> Profile:
+    """``plan_profile``, whose error says of which profile it is, where there are several."""
+    try:
+        return plan_profile(inputs, given, limits)
+    except UsageError as error:
+        if count > 1:
+            error.where += f", profile {number}"
+        raise
 
 
 def plan_profile(

@@ -111,7 +111,8 @@ def test_an_input_with_one_shape_has_it_in_every_profile() -> None:
         (["ids:1x1", "ids:1x2", "past:1x2x1x16", "past:1x2x2x16", "past:1x2x3x16"], "2 for ids, 3 for past"),
         (["ids:1x1", "ids:1x1"], "two optimization profiles are the same"),
         (["ids:1x1", "ids:1x1x1"], "rank 2"),
-        (["ids:2x1", "ids:3x1", "past:2x2x1x16"], "batch = 3,3,3"),
+        (["ids:2x1", "ids:3x1", "past:2x2x1x16"], "batch = 3,3,3, as --shape ids says"),
+        (["ids:2x1", "ids:3x1", "past:2x2x1x16"], "--shape, profile 1"),
     ],
 )
 def test_shapes_that_make_no_profiles_are_refused(given: list[str], words: str) -> None:
