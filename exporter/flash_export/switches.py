@@ -191,6 +191,8 @@ class _Search:
         """Whether lengths that grow in this direction read more from the same place."""
         further = self._at(way, 2)
         begins, later = (self._evaluator.evaluate(place, sizes) for sizes in (self._base, further))
+        if begins.ndim != later.ndim:
+            return False
         both = tuple(slice(min(a, b)) for a, b in zip(begins.shape, later.shape, strict=True))
         if not np.array_equal(begins[both], later[both]):
             return False
@@ -266,10 +268,14 @@ class _Search:
 
     def _difference(self, one: ir.Value, other: ir.Value | None, sizes: Mapping[str, int]) -> np.ndarray:
         left = self._evaluator.evaluate(one, sizes).astype(np.float64)
-        found = left if other is None else left - self._evaluator.evaluate(other, sizes).astype(np.float64)
-        if found.size == 0:
+        right = np.zeros(()) if other is None else self._evaluator.evaluate(other, sizes).astype(np.float64)
+        try:
+            left, right = np.broadcast_arrays(left, right)
+        except ValueError:  # the two only meet at other sizes
+            raise _Unprovable from None
+        if left.size == 0:
             raise _Unprovable  # where it has no numbers, nothing is seen of those that it has at other sizes
-        return found
+        return left - right
 
     def _slopes(self, one: ir.Value, other: ir.Value | None) -> list[float]:
         """What the difference gains by one step of each direction, the same in every element that both sizes have."""

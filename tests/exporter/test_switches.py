@@ -158,3 +158,17 @@ def test_a_comparison_without_numbers_at_the_sizes_tried_proves_nothing() -> Non
     for rows, columns in ((5, 7), (1010, 1010)):
         expected, got = both(proto, fused, numbers({"B": 1, "S": rows, "T": columns}))
         np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
+
+
+def test_sides_that_meet_at_no_size_that_is_tried_prove_nothing() -> None:
+    """The model runs with 4 queries alone; its site is left or fused, and its command does not end in a traceback."""
+    proto = attention(
+        "four = ConstantOfShape <value = int64[1] {3}> (n4)\n past = LessOrEqual (j, i)\n"
+        " b = Range (i0, rows, i1)\n c = Equal (b, four)\n u = Unsqueeze (c, ax1)\n keep = Or (past, u)\n"
+        " masked = Where (keep, scaled, hidden)",
+        constants=graphs.CONSTANTS + ", int64[1] n4 = {4}",
+    )
+    fused, sites = fuse(proto)
+    assert only(sites).status == "fused"
+    expected, got = both(proto, fused, numbers({"B": 1, "S": 4, "T": 7}))
+    np.testing.assert_allclose(got, expected, atol=3e-6, rtol=0)
