@@ -21,14 +21,24 @@ MAX_CONTENTS = 64
 
 
 def contents_of(s: Shapes, node: ir.Node) -> list[tuple[Dim, ...] | None]:
-    """What each output holds, as far as it is known; a node that ONNX Runtime would refuse has no contents."""
+    """What each output holds, as far as it is known; a node that ONNX Runtime would refuse has no contents.
+
+    Nor has one of a number that its type does not hold: runtimes wrap it.
+    """
     try:
         if node.op_type == "Split":
-            return _split_contents(s, node)
-        rule = _CONTENTS_RULES.get(node.op_type)
-        return [] if rule is None else [rule(s, node)]
+            found = _split_contents(s, node)
+        else:
+            rule = _CONTENTS_RULES.get(node.op_type)
+            found = [] if rule is None else [rule(s, node)]
     except (IndexError, ValueError):  # NumPy's, of an axis, a step of 0 or shapes that do not meet
         return []
+    narrow = [s.dtype(v) == ir.DataType.INT32 for v in node.outputs]
+    return [c if c is None or _fits(c, 31 if is32 else 63) else None for c, is32 in zip(found, narrow, strict=False)]
+
+
+def _fits(contents: tuple[Dim, ...], bits: int) -> bool:
+    return all(d.static is None or -(2**bits) <= d.static < 2**bits for d in contents)
 
 
 def shape_contents(s: Shapes, node: ir.Node) -> tuple[Dim, ...] | None:

@@ -163,11 +163,12 @@ def _check(
     options: Options, exported: Exported, files: Staged, sites: list[Site], talk: Talk
 ) -> dict[str, object] | None:
     """What ``check`` measured; None with --no-check."""
+    theirs = exported.path if exported.reference is None else None
     if not options.check:
-        check_structure(files.fused, files.unfused)
+        with blame(theirs):
+            check_structure(files.fused, files.unfused)
         talk.warn("--no-check: the numbers of this file are not proven")
         return None
-    theirs = exported.path if exported.reference is None else None
     try:
         with talk.step("check", "each attention alone, then the whole model"), blame(theirs):
             result = check(

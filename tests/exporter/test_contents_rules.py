@@ -85,11 +85,15 @@ def test_contents_are_what_onnx_runtime_computes(body: str) -> None:
         "eight = Neg (far)\n y = Equal (n, eight)",
         "y = Cast <to = 9> (s)",
         "y = ConstantOfShape <value = int64[0] {}> (one)",
+        "y = Mul (most, five)",
+        "y = Neg (lowest)",
+        "w = Cast <to = 6> (most)\n y = Cast <to = 7> (w)",
     ],
 )
 def test_what_onnx_runtime_would_refuse_or_is_not_known_has_no_contents(body: str) -> None:
     text = '<ir_version: 9, opset_import: ["" : 18]>\nmain (float[A, B, C] x) => (int64 y)\n'
-    text += f"<{CONSTANTS}, int64[3] square_long = {{1, 2, 3}}>\n{{\n{SIX}{body}\n}}\n"
+    constants = f"{CONSTANTS}, int64[3] square_long = {{1, 2, 3}}, int64[1] lowest = {{-9223372036854775808}}"
+    text += f"<{constants}>\n{{\n{SIX}{body}\n}}\n"
     graph = ir.from_proto(onnx.parser.parse_model(text)).graph
     assert Shapes(graph).contents(graph.outputs[0]) is None
 

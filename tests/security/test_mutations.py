@@ -17,8 +17,10 @@ import pytest
 from exporter import graphs, small_models
 from security.mutations import mutated
 
+from flash_export import pipeline
 from flash_export.blame import blame
 from flash_export.errors import UsageError
+from flash_export.options import Options
 
 COUNT, SEED = 2000, 1
 MOST_BYTES = 2 * 2**30
@@ -91,3 +93,16 @@ def test_an_exception_is_ours_unless_onnx_finds_the_file_at_fault(tmp_path: Path
     with pytest.raises(UsageError, match="contradicts itself") as error, blame(tmp_path / "wrong.onnx"):
         raise IndexError
     assert "perm" in error.value.got
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_file_of_the_users_own_that_contradicts_itself_is_blamed_with_and_without_a_check(
+    tmp_path: Path, check: bool
+) -> None:
+    model = onnx.parser.parse_model(small_models.ATTENTION)
+    model.graph.output[0].type.Clear()
+    model.graph.output[0].type.opaque_type.name = "b"
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(UsageError, match="contradicts itself"):
+        pipeline.run(Options(source=tmp_path / "m.onnx", check=check, quiet=True))
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
