@@ -24,6 +24,7 @@ from flash_export.op import DOMAIN, FLOAT_ATTRIBUTES, INT_ATTRIBUTES, OPERATORS,
 from flash_export.own_reader import Reader, read_and_plan
 from flash_export.patterns import PATTERNS, WRITTEN_OUT
 from flash_export.patterns.branches import place
+from flash_export.read_twice import separate
 from flash_export.region import Region
 from flash_export.settle import Candidate, refuse, settle
 from flash_export.shapes import Shapes
@@ -38,8 +39,28 @@ def find(model: ir.Model) -> list[Site]:
     """One site for every softmax and attention operator, in the graph's order; unnamed values get names.
 
     Local functions with attention, or parts of it, become part of the main graph where that lets something fuse.
-    Sites inside subgraphs and other functions come after those of the main graph and are never fused.
+    Sites inside subgraphs and other functions come after those of the main graph and are never fused. A softmax that
+    several products read is written once for each, where that lets all of them fuse.
     """
+    sites = _find_inlined(model)
+    shared = {s.name for s in sites if s.reason is not None and s.reason.code == "probabilities_used"}
+    trial = model.clone() if shared else model
+    copies = separate(trial.graph, shared) if shared else {}
+    fused = {s.name for s in _find(trial) if s.status == "fused"} if copies else set()
+    kept = [name for name, more in copies.items() if fused.issuperset((name, *more))]
+    if not kept:
+        return sites
+    separate(model.graph, kept)
+    reasons = {s.name: s.reason for s in sites}
+    sites = _find(model)
+    for site in sites:
+        if site.status == "refused":
+            site.reason = reasons.get(site.name, site.reason)
+    return sites
+
+
+def _find_inlined(model: ir.Model) -> list[Site]:
+    """``find``, but for what several products read."""
     if all(function.domain == DOMAIN for function in model.functions.values()):
         return _find(model)
     _mark(model)
